@@ -15,6 +15,13 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class DomainPaths(Config):
+    """A domain's two functions: ``generator(seed, index, split) -> Task``, ``traces(task, style, rng, step_error) -> trace``."""
+
+    generator: DottedPath
+    traces: DottedPath
+
+
 class TaskSetConfig(Config):
     """One domain's tasks: ``generator(seed, index, split) -> Task`` and how many of each split."""
 
@@ -32,7 +39,7 @@ class CorpusConfig(Config):
     of steps with a random slip. The systematic faults are the trace writers' own (see data/tasks).
     """
 
-    domains: dict[str, DottedPath]
+    domains: dict[str, DomainPaths]
     efforts: tuple[str, ...]
     seed: int
     num_documents: PositiveInt
