@@ -1,0 +1,134 @@
+"""The trainer: samples and a loss in, one optimizer step out.
+
+Legend: N trained tokens of a micro-batch, D hidden size.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data.types import Sample, Update
+from engine.batches import Batch, pack
+from engine.config import OptimizerConfig
+from engine.losses import Loss
+from engine.model import Qwen3
+from engine.optim import Optimizer, clip_gradients
+
+
+class Trainer(Protocol):
+    """What the loops know of a training back end."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """Changes with every change of the weights."""
+        ...
+
+    @property
+    def model(self) -> Qwen3:
+        """The live weights, to be read only."""
+        ...
+
+    def update(self, samples: Sequence[Sample], loss: Loss) -> Update:
+        """One optimizer step on the mean of ``loss`` over the trained tokens of ``samples``."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes weights, optimizer state and step count into an existing folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Continues from what ``save`` wrote, bit for bit."""
+        ...
+
+
+class EmbeddedTrainer:
+    """Trains in this process, in fp32. ``num_steps`` is the length of the learning-rate schedule."""
+
+    def __init__(
+        self, model: Qwen3, optimizer: OptimizerConfig, num_steps: int, tokens_per_micro_batch: int = 4096
+    ) -> None:
+        self._model = model
+        self._optimizer = Optimizer(model, optimizer, num_steps)
+        self._max_grad_norm = optimizer.max_grad_norm
+        self._tokens_per_micro_batch = tokens_per_micro_batch
+        self._step = 0
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    @property
+    def policy_version(self) -> int:
+        return self._step
+
+    @property
+    def model(self) -> Qwen3:
+        return self._model
+
+    def update(self, samples: Sequence[Sample], loss: Loss) -> Update:
+        """One step on the mean of ``loss`` over all trained tokens; its gradient does not depend on the micro-batches.
+
+        Raises ValueError when nothing is trained or a sample is malformed, FloatingPointError (before the optimizer
+        step, weights untouched) when the loss, a metric or the gradient is not finite.
+        """
+        batches = pack(samples, self._tokens_per_micro_batch)
+        if not batches:
+            raise ValueError(f"step {self._step + 1}: none of the {len(samples)} samples has a trained token")
+        self._model.train()
+        self._model.zero_grad(set_to_none=True)
+        values = self._accumulate(batches, loss)
+        grad_norm = clip_gradients(self._model.parameters(), self._max_grad_norm)
+        self._require_finite(values | {"grad_norm": float(grad_norm)})
+        self._optimizer.step(self._step)
+        self._model.zero_grad(set_to_none=True)
+        self._step += 1
+        num_tokens = batches[0].num_loss_tokens
+        return Update(self._step, self.policy_version, values.pop("loss"), float(grad_norm), num_tokens, values)
+
+    def _accumulate(self, batches: Iterable[Batch], loss: Loss) -> dict[str, float]:
+        """Adds every micro-batch's gradient; returns the loss and its metrics as means over the global token count."""
+        sums: dict[str, list[Tensor]] = defaultdict(list)
+        for batch in batches:
+            total, metrics = loss(trained_logits(self._model, batch), batch)
+            (total / batch.num_loss_tokens).backward()  # type: ignore[no-untyped-call]
+            for name, value in (metrics | {"loss": total.detach()}).items():
+                sums[name].append(value / batch.num_loss_tokens)
+        return {name: float(torch.stack(values).sum()) for name, values in sums.items()}
+
+    def _require_finite(self, values: dict[str, float]) -> None:
+        odd = {name: value for name, value in values.items() if not abs(value) < float("inf")}
+        if odd:
+            self._model.zero_grad(set_to_none=True)
+            raise FloatingPointError(f"step {self._step + 1} stopped before the update, not finite: {odd}")
+
+    def save(self, folder: Path) -> None:
+        save_file(_contiguous(self._model.state_dict()), folder / "model.safetensors")
+        save_file(_contiguous(self._optimizer.state()), folder / "optimizer.safetensors")
+        (folder / "trainer.json").write_text(json.dumps({"step": self._step}) + "\n")
+
+    def load(self, folder: Path) -> None:
+        self._model.load_state_dict(load_file(folder / "model.safetensors"))
+        self._optimizer.load_state(load_file(folder / "optimizer.safetensors"))
+        self._step = int(json.loads((folder / "trainer.json").read_text())["step"])
+
+
+def trained_logits(model: Qwen3, batch: Batch) -> Tensor:
+    """Logits (N, V) that predict the batch's trained tokens; positions that train nothing never meet the head."""
+    hidden_BTD = model(batch.token_ids_BT, batch.position_ids_BT, batch.segment_ids_BT)
+    logits: Tensor = model.logits(hidden_BTD.flatten(0, 1).index_select(0, batch.source_N))
+    return logits
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
