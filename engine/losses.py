@@ -15,8 +15,9 @@ from engine.batches import Batch
 
 Loss = Callable[[Tensor, Batch], tuple[Tensor, dict[str, Tensor]]]
 
-# A policy whose sampler log-probabilities are all 0 was certain of each token; the live one must then nearly agree.
-MIN_MEAN_LOGPROB_OF_CERTAIN_POLICY = -0.1
+# Sampler log-probabilities that are all 0 say that the policy was certain of every token. When the live policy is far
+# from it, over this many tokens, they are missing instead.
+MIN_TOKENS_TO_TELL, MAX_MEAN_LOGPROB_TO_TELL = 4, -0.1
 
 
 def log_softmax(logits_NV: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
@@ -159,9 +160,11 @@ def _teacher(batch: Batch, logprobs_NV: Float[Tensor, "n v"]) -> Float[Tensor, "
     if batch.teacher_logprobs_NV.shape != logprobs_NV.shape:
         theirs, ours = tuple(batch.teacher_logprobs_NV.shape), tuple(logprobs_NV.shape)
         raise ValueError(f"teacher log-probabilities have shape {theirs}, the student's {ours}: check the vocabularies")
-    return batch.teacher_logprobs_NV
+    return batch.teacher_logprobs_NV.detach()
 
 
 def _require_sampler(logprobs_N: Float[Tensor, " n"], batch: Batch) -> None:
-    if not batch.sampler_logprobs_N.any() and logprobs_N.mean() < MIN_MEAN_LOGPROB_OF_CERTAIN_POLICY:
+    if len(logprobs_N) < MIN_TOKENS_TO_TELL or batch.sampler_logprobs_N.any():
+        return
+    if logprobs_N.mean() < MAX_MEAN_LOGPROB_TO_TELL:
         raise ValueError("the sampler's log-probabilities are missing (all are 0): store them with the rollouts")

@@ -32,7 +32,7 @@ def make_samples(num: int, seed: int = 0) -> list[Sample]:
     samples = []
     for _ in range(num):
         length, prompt = int(rng.integers(8, 24)), int(rng.integers(2, 6))
-        mask = tuple(t >= prompt and bool(rng.random() < 0.9) for t in range(length - 1)) + (True,)
+        mask = (*(t >= prompt and bool(rng.random() < 0.9) for t in range(length - 1)), True)
         samples.append(
             Sample(
                 token_ids_T=tuple(rng.integers(0, VOCAB, length).tolist()),
