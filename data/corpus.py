@@ -68,7 +68,7 @@ def render_document(markup: Markup, document: Document) -> dict[str, Any]:
     }
 
 
-def make_tasks(config: TaskSetConfig) -> dict[str, list[Task]]:
+def make_tasks(config: TaskSetConfig, attempts_per_task: int = 20) -> dict[str, list[Task]]:
     """The train and test splits. A test split holds no task twice; train may repeat short ones.
 
     Raises ValueError when the generator cannot find enough different test tasks.
@@ -76,7 +76,7 @@ def make_tasks(config: TaskSetConfig) -> dict[str, list[Task]]:
     make_task: Callable[[int, int, str], Task] = resolve(config.generator)
     train = [make_task(config.seed, index, "train") for index in range(config.num_train)]
     test: dict[str, Task] = {}
-    for index in range(20 * config.num_test):
+    for index in range(attempts_per_task * config.num_test):
         task = make_task(config.seed, index, "test")
         test.setdefault(task_key(task), task)
         if len(test) == config.num_test:

@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from data.types import Sample
-from engine.batches import pack
+from engine.batches import by_sample, pack
+from engine.losses import log_softmax
 from engine.model import Qwen3
+from engine.trainer import trained_logits
 from engine.weights import load_model
 
 
@@ -31,14 +33,25 @@ class Teachers:
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples, in order, each with its own teacher's log-distribution at every trained token (fp32, T = 1)."""
+        """The samples, in order, each with its own teacher's log-distribution at every trained token (fp32, T = 1).
+
+        Raises ValueError for a sample of a cell that has no teacher.
+        """
         members: dict[str, list[int]] = defaultdict(list)
         for index, sample in enumerate(samples):
             members[f"{sample.domain}/{sample.effort}"].append(index)
-        scored: dict[int, Sample] = {}
+        unknown = sorted(members.keys() - self._models.keys())
+        if unknown:
+            raise ValueError(f"no teacher for samples of {unknown}; there are {sorted(self._models)}")
+        scored = list(samples)
         for cell, indices in members.items():
-            if cell not in self._models:
-                raise ValueError(f"no teacher for a sample of {cell}; there are {sorted(self._models)}")
-            for index, logprobs_NV in zip(indices, self._logprobs(cell, [samples[i] for i in indices]), strict=True):
+            batches = pack([samples[i] for i in indices], self._tokens_per_micro_batch)
+            logprobs = [log_softmax(trained_logits(self._models[cell], batch)) for batch in batches]
+            for position, logprobs_NV in by_sample(batches, logprobs):
+                index = indices[position]
                 scored[index] = replace(samples[index], teacher=cell, teacher_logprobs_NV=logprobs_NV.numpy())
-        return [scored[index] for index in range(len(samples))]
+        return scored
+
+
+def _load_frozen(folder: Path) -> Qwen3:
+    return load_model(folder).eval().requires_grad_(False)

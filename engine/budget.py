@@ -14,7 +14,7 @@ from data.types import Group
 from engine.config import BudgetConfig
 from engine.episodes import run_episodes
 from engine.metrics import seed_for
-from engine.sampler import EmbeddedSampler
+from engine.embedded_sampler import EmbeddedSampler
 from engine.weights import load_model
 
 

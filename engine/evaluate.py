@@ -17,7 +17,7 @@ from engine.budget import load_budgets
 from engine.config import EvaluateConfig
 from engine.episodes import run_episodes
 from engine.metrics import seed_for
-from engine.sampler import EmbeddedSampler
+from engine.embedded_sampler import EmbeddedSampler
 from engine.weights import load_model
 
 NUM_BOOTSTRAP = 2000

@@ -44,7 +44,7 @@ def midtrain(request: StageRequest) -> dict[str, float]:
         if update.step % config.checkpoint_every == 0:
             save_checkpoint(request.checkpoint_path, update.step, trainer, {})
     save_model(trainer.model, request.output_path, tokenizer_from=corpus)
-    return {"loss": update.loss}
+    return log.mean_of_last(20, "loss", "token_accuracy")
 
 
 def batches_of(num_rows: int, batch_size: int, seed: int, start: int = 0) -> Iterator[list[int]]:

@@ -15,7 +15,7 @@ from engine.checkpoint import load_latest, save_checkpoint
 from engine.episodes import run_episodes
 from engine.losses import clipped_policy_gradient
 from engine.metrics import MetricsLog, seed_for
-from engine.sampler import EmbeddedSampler
+from engine.embedded_sampler import EmbeddedSampler
 from engine.supervised import batches_of
 from engine.trainer import EmbeddedTrainer
 from engine.weights import load_model, save_model
