@@ -1,0 +1,112 @@
+"""The private Prefect server of a workspace: started for one run, on loopback, with its database in the workspace.
+
+Prefect's own ephemeral server does the same, but outlives a killed parent and logs to the terminal. Its first start
+migrates an empty database for 15-20 s; ``prepare_databases`` does that once per installation.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from flows.errors import OrchestratorError
+from flows.launch import end_child, start_child
+from flows.workspace import Workspace
+
+START_TIMEOUT_S = 180.0
+_SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_LEVEL": "INFO",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_CLI_COLORS": "false",
+}
+
+
+class Server:
+    """A Prefect server process; ``wait`` blocks until it answers."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.log_path = workspace.prefect_path / "server.log"
+        self.port = _free_port()
+        self.api_url = f"http://127.0.0.1:{self.port}/api"
+        workspace.prefect_path.mkdir(exist_ok=True)
+        template = template_path("prefect")
+        database = workspace.prefect_path / "prefect.db"
+        if template.exists() and not database.exists():
+            shutil.copyfile(template, database)
+        self._log = self.log_path.open("ab")
+        self._process = _start(workspace.prefect_path, self.port, self._log)
+
+    def wait(self) -> None:
+        """Raises OrchestratorError when the server ends or does not answer in time."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise OrchestratorError(f"the Prefect server ended at once; its log: {self.log_path}")
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                urllib.request.urlopen(f"{self.api_url}/health", timeout=5).close()
+                return
+            time.sleep(0.05)
+        raise OrchestratorError(
+            f"the Prefect server did not answer in {START_TIMEOUT_S:.0f} s; its log: {self.log_path}"
+        )
+
+    def stop(self) -> None:
+        end_child(self._process, grace_s=5.0)
+        self._log.close()
+
+
+@contextlib.contextmanager
+def orchestrator(workspace: Workspace) -> Iterator[None]:
+    """Points Prefect at a server for the block: the one that PREFECT_API_URL names, or a private one.
+
+    Must be entered before prefect is imported: its settings are read once.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        yield
+        return
+    server = Server(workspace)
+    before = dict(os.environ)
+    os.environ.update(_settings(workspace.prefect_path), PREFECT_API_URL=server.api_url)
+    try:
+        import prefect.main  # noqa: F401  # a second of imports while the server starts
+
+        server.wait()
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        server.stop()
+
+
+def template_path(name: str) -> Path:
+    """A migrated, empty database of the installed version, kept inside the Python environment."""
+    return Path(sys.prefix) / "share" / "nonet" / f"{name}-{version(name)}.db"
+
+
+def _settings(home: Path) -> dict[str, str]:
+    return {**_SETTINGS, "PREFECT_HOME": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+
+
+def _start(home: Path, port: int, log: object) -> "subprocess.Popen[bytes]":
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    own = {"PREFECT_UI_ENABLED": "false", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
+    command = [sys.executable, "-m", "flows.server", str(port)]
+    return start_child(command, log, environment={**kept, **_settings(home), **own})
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
