@@ -95,7 +95,7 @@ class Decoder:
             )
             hidden_ND.addmm_(mixed_RHPE.transpose(1, 2).reshape(R * P, H * E), layer.out)
             self._mlp(hidden_ND, layer)
-        return hidden_ND.view(R, P, -1)
+        return hidden_ND.view(R, P, shape.hidden_size)
 
     def head(self, temperature: float) -> Tensor:
         """The readout (D, V) of logits over ``temperature``."""
@@ -114,14 +114,14 @@ class Decoder:
         cache.open_slot()
         R, W = cache.num_groups, cache.width
         hidden_BD = self._embedding_VD.index_select(0, token_ids_B)
-        rope_RW11E = self._rope_TE.index_select(0, cache.positions_B).view(R, W, 1, 1, E // 2)
+        rope_RW1E = self._rope_TE.index_select(0, cache.positions_B).view(R, W, 1, E // 2)
         for index, layer in enumerate(self._layers):
             qkv_BCE = (self._norm(hidden_BD) @ layer.qkv).view(-1, H + 2 * K, E)
             qk_BCE = rms_norm(qkv_BCE[:, : H + K], (E,), eps=shape.rms_norm_eps).mul_(layer.qk_norm)
             q_RWKGE = _as_complex(qk_BCE[:, :H]).view(R, W, K, G, E // 2)
-            k_RWK1E = _as_complex(qk_BCE[:, H:]).view(R, W, K, 1, E // 2)
+            k_RWKE = _as_complex(qk_BCE[:, H:]).view(R, W, K, E // 2)
             v_RWKE = qkv_BCE[:, H + K :].view(R, W, K, E)
-            mixed_BD = cache.attend(index, q_RWKGE, k_RWK1E, v_RWKE, rope_RW11E)
+            mixed_BD = cache.attend(index, q_RWKGE, k_RWKE, v_RWKE, rope_RW1E)
             hidden_BD.addmm_(mixed_BD, layer.out)
             self._mlp(hidden_BD, layer)
         return hidden_BD
@@ -139,6 +139,8 @@ class DecodeCache:
 
     All rows have taken the same number of steps, so slot s of every row is step s. Rows are ordered (R, W); no row
     looks at another's slots, so that a finished row may run on, even past the context's end, until it is left out.
+    Inside, rows are ordered (R, K, W, G): then a group's queries are one matrix against its prompt, and each row's
+    queries one against its own slots.
     """
 
     def __init__(self, decoder: Decoder, prompts: Prompts, width: int, num_slots: int):
@@ -146,10 +148,10 @@ class DecodeCache:
         self._num_heads = decoder.num_groups
         self._max_positions = decoder.shape.max_position_embeddings
         self.width = width
-        self.length = 0  # S so far
+        self.length = 0  # slots filled
         L, R, K, _, E = prompts.v.shape
-        self._k = torch.empty(L, R, K, width, num_slots, E)
-        self._v = torch.empty(L, R, K, width, num_slots, E)
+        self._k = torch.zeros(L, R, K, width, self._window(num_slots), E)
+        self._v = torch.zeros_like(self._k)
         self._prepare()
 
     @property
@@ -160,25 +162,26 @@ class DecodeCache:
         """Make room for one more token of every row."""
         self.length += 1
         if self.length > self._k.shape[4]:
-            self._k, self._v = (torch.cat([t, torch.empty_like(t)], 4) for t in (self._k, self._v))
-        P = self._prompts.k.shape[-1]
+            self._k, self._v = (torch.cat([t, torch.zeros_like(t)], 4) for t in (self._k, self._v))
+        if self.length > self._size:
+            self._prepare_window()
+        P, slot = self._prompts.k.shape[-1], self.length - 1
         self.positions_B += 1
         if P + self.length > self._max_positions:
             self.positions_B.clamp_(max=self._max_positions - 1)
-        if P + self.length > self._scores.shape[-1]:
-            self._prepare_scores()
-        end = P + self.length
-        self._row_scores = self._scores.view(-1, self._num_heads, self._scores.shape[-1])[:, :, P:end]
+        self._own_scores_filled = self._own_scores[:, :, : self.length]
+        self._scores_filled = self._scores.view(*self._own_scores.shape[:2], -1)[:, :, P : P + self.length]
+        self._k_slot = _as_complex(self._k[..., slot, :]).transpose(2, 3)
+        self._v_slot = self._v[..., slot, :].transpose(2, 3)
 
     def select(self, group_of_R: Tensor, row_of_RW: Tensor) -> None:
         """Regroup: new group r has the prompt of old group ``group_of_R[r]`` and the old rows ``row_of_RW[r]``."""
-        K = self._k.shape[2]
+        L, _, K, _, S, E = self._k.shape
         old = self._prompts
         R, W = row_of_RW.shape
-        source_RKW = _source(row_of_RW, self.width, K)
+        source_N = _source(row_of_RW, self.width, K)
         self._k, self._v = (
-            t.view(t.shape[0], -1, *t.shape[4:]).index_select(1, source_RKW).view(-1, R, K, W, *t.shape[4:])
-            for t in (self._k, self._v)
+            t.view(L, -1, S, E).index_select(1, source_N).view(L, R, K, W, S, E) for t in (self._k, self._v)
         )
         self._prompts = Prompts(
             old.k.index_select(1, group_of_R),
@@ -188,45 +191,62 @@ class DecodeCache:
         self.width = W
         self._prepare()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rope: Tensor) -> Tensor:
+    def attend(self, layer: int, q_RWKGE: Tensor, k_RWKE: Tensor, v_RWKE: Tensor, rope_RW1E: Tensor) -> Tensor:
         """Turn and store the new keys and values, turn the queries; the mixed values (B, H*E)."""
-        R, K, W, S, E = self._k.shape[1:]
-        G, P, end = self._num_heads, self._prompts.k.shape[-1], self.length
-        torch.mul(q, rope, out=self._q_complex)
-        torch.mul(k.squeeze(3), rope.squeeze(3), out=_as_complex(self._k[layer, :, :, :, end - 1]).permute(0, 2, 1, 3))
-        self._v[layer, :, :, :, end - 1].copy_(v.transpose(1, 2))
-        rows_k = self._k[layer].view(R * K * W, S, E)[:, :end]
-        rows_v = self._v[layer].view(R * K * W, S, E)[:, :end]
-        q_groups = self._q.view(R * K, W * G, E)
-        groups_scores = self._scores.view(R * K, W * G, -1)[:, :, :P]
-        torch.bmm(q_groups, self._prompts.k[layer].view(R * K, E, P), out=groups_scores)
-        if self._mask is not None:
-            self._scores[:, :, :, :P].add_(self._mask)
-        torch.bmm(self._q.view(R * K * W, G, E), rows_k.transpose(1, 2), out=self._row_scores)
-        probs = torch.softmax(self._scores, -1)
-        mixed = torch.bmm(probs.view(R * K, W * G, -1)[:, :, :P], self._prompts.v[layer].view(R * K, P, E))
-        rows_mixed = mixed.view(R * K * W, G, E)
-        rows_mixed.baddbmm_(probs.view(R * K * W, G, -1)[:, :, P : P + end], rows_v)
-        return mixed.view(R, K, W, G * E).transpose(1, 2).reshape(R * W, K * G * E)
+        torch.mul(q_RWKGE, rope_RW1E.unsqueeze(3), out=self._q_turned)
+        torch.mul(k_RWKE, rope_RW1E, out=self._k_slot[layer])
+        self._v_slot[layer].copy_(v_RWKE)
+        torch.bmm(self._q_of_group, self._prompt_k[layer], out=self._prompt_scores)
+        torch.bmm(self._q_of_row, self._own_k[layer], out=self._own_scores)
+        if self._mask is None:
+            self._scores_of_prompt.copy_(self._prompt_scores.view_as(self._scores_of_prompt))
+        else:
+            torch.add(self._prompt_scores.view_as(self._scores_of_prompt), self._mask, out=self._scores_of_prompt)
+        self._scores_filled.copy_(self._own_scores_filled)
+        torch.softmax(self._scores, -1, out=self._probs)
+        torch.bmm(self._probs_of_prompt, self._prompt_v[layer], out=self._mixed_of_group)
+        self._mixed_of_row.baddbmm_(self._probs_of_own, self._own_v[layer])
+        return self._mixed_RWKGE.reshape(-1, self._mixed_size)
+
+    def _window(self, length: int) -> int:
+        """Slots that the products run over: a few more than ``length``, so that shapes seldom change.
+
+        torch sends products of fewer than 400 multiplications to a slow loop; the window never is that small.
+        """
+        smallest = 400 / (self._num_heads * self._prompts.v.shape[-1])
+        return int(-(-max(length, smallest) // 8)) * 8
 
     def _prepare(self) -> None:
-        _, R, K, W, _, E = self._k.shape
-        G, P = self._num_heads, self._prompts.k.shape[-1]
-        self._q = torch.empty(R, K, W, G, E)
-        self._q_complex = _as_complex(self._q).permute(0, 2, 1, 3, 4)
-        lengths_R = self._prompts.lengths
+        """Buffers and views that last until the rows change."""
+        L, R, K, W, _, E = self._k.shape
+        G, P, lengths_R = self._num_heads, self._prompts.k.shape[-1], self._prompts.lengths
+        q, mixed = torch.empty(2, R, K, W, G, E)
+        self._q_turned = _as_complex(q).transpose(1, 2)
+        self._q_of_group, self._q_of_row = q.view(R * K, W * G, E), q.view(R * K * W, G, E)
+        self._mixed_of_group, self._mixed_of_row = mixed.view(R * K, W * G, E), mixed.view(R * K * W, G, E)
+        self._mixed_RWKGE, self._mixed_size = mixed.transpose(1, 2), K * G * E
+        self._prompt_k, self._prompt_v = self._prompts.k.view(L, R * K, E, P), self._prompts.v.view(L, R * K, P, E)
+        self._prompt_scores = torch.empty(R * K, W * G, P)
         self.positions_B = lengths_R.repeat_interleave(W) + (self.length - 1)
         self._mask = None
         if bool((lengths_R < P).any()):
-            self._mask = torch.zeros(R, 1, 1, P).masked_fill_(
-                torch.arange(P) >= lengths_R[:, None, None, None], -torch.inf
-            )
-        self._prepare_scores()
+            padding_RP = torch.arange(P) >= lengths_R[:, None]
+            self._mask = torch.zeros(R, 1, 1, P).masked_fill_(padding_RP[:, None, None], -torch.inf)
+        self._prepare_window()
 
-    def _prepare_scores(self) -> None:
-        _, R, K, W, _, _ = self._k.shape
-        total = padded_size(self._prompts.k.shape[-1] + self.length)
-        self._scores = torch.full((R, K, W * self._num_heads, total), -torch.inf)
+    def _prepare_window(self) -> None:
+        """Buffers and views that last until the filled slots outgrow the window."""
+        L, R, K, W, S, E = self._k.shape
+        G, P = self._num_heads, self._prompts.k.shape[-1]
+        self._size = min(self._window(self.length), S)
+        self._own_k = self._k.view(L, R * K * W, S, E)[:, :, : self._size].transpose(2, 3)
+        self._own_v = self._v.view(L, R * K * W, S, E)[:, :, : self._size]
+        self._own_scores = torch.empty(R * K * W, G, self._size)
+        self._scores = torch.full((R, K, W * G, padded_size(P + self._size)), -torch.inf)
+        self._probs = torch.empty_like(self._scores)
+        self._scores_of_prompt = self._scores[..., :P]
+        self._probs_of_prompt = self._probs.view(R * K, W * G, -1)[:, :, :P]
+        self._probs_of_own = self._probs.view(R * K * W, G, -1)[:, :, P : P + self._size]
 
 
 def _pack(state: Mapping[str, Tensor], prefix: str, H: int, K: int, order_E: Tensor) -> _Layer:
@@ -256,4 +276,4 @@ def _source(row_of_RW: Tensor, old_width: int, K: int) -> Tensor:
 
 
 def _as_complex(x: Tensor) -> Tensor:
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))

@@ -154,7 +154,7 @@ def _end_and_pad(folder: Path, vocab_size: int) -> tuple[int, int]:
         token = config.get(key)
         token_id = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token or "")
         if token_id is None:
-            raise ValueError(f"{folder / 'tokenizer_config.json'}: {key} = {token!r} is no token of tokenizer.json")
+            raise ValueError(f"{folder}: {key} = {token!r} of tokenizer_config.json is no token of tokenizer.json")
         ids.append(token_id)
     if ids[0] == ids[1]:
         raise ValueError(f"{folder}: end and padding are one token ({ids[0]}); training would mask every end")
