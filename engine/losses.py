@@ -1,14 +1,15 @@
-"""Losses: pure functions from the logits at the trained positions to a sum over tokens.
+"""Losses: pure functions from the logits of the states that predict trained tokens to a sum over tokens.
 
-Legend: N trained tokens of a micro-batch, V vocabulary. ``pi`` is the live policy, ``mu`` the policy that sampled,
-``pi_T`` a teacher. Every loss returns the *sum* over its tokens, and metrics that are detached sums too: the trainer
-divides both once, by the global number of trained tokens. Arithmetic is fp32 (fp64 logits stay fp64).
+Legend: N trained tokens of a micro-batch, U states that predict them (``batch.state_N`` says which; tokens after a
+common prefix share one), V vocabulary. ``pi`` is the live policy, ``mu`` the policy that sampled, ``pi_T`` a teacher.
+Every loss returns the *sum* over its tokens, and metrics that are detached sums too: the trainer divides both once, by
+the global number of trained tokens. Arithmetic is fp32 (fp64 logits stay fp64).
 """
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from engine.batches import Batch
@@ -62,11 +63,11 @@ def jensen_shannon(
     return beta * forward_kl(mixture_NV, teacher_logprobs_NV) + (1 - beta) * reverse_kl(student_logprobs_NV, mixture_NV)
 
 
-def cross_entropy(logits_NV: Float[Tensor, "n v"], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def cross_entropy(logits_UV: Float[Tensor, "u v"], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Negative log-likelihood of the trained tokens; metric ``token_accuracy`` (greedy)."""
-    logprobs_NV = log_softmax(logits_NV)
-    hits = (logits_NV.detach().argmax(-1) == batch.target_ids_N).sum()
-    return -_chosen(logprobs_NV, batch.target_ids_N).sum(), {"token_accuracy": hits.to(logprobs_NV.dtype)}
+    logprobs_UV = log_softmax(logits_UV)
+    hits = (_of_tokens(logprobs_UV.detach().argmax(-1), batch) == batch.target_ids_N).sum()
+    return -_chosen(logprobs_UV, batch).sum(), {"token_accuracy": hits.to(logprobs_UV.dtype)}
 
 
 def clipped_policy_gradient(clip_low: float, clip_high: float) -> Loss:
@@ -77,9 +78,9 @@ def clipped_policy_gradient(clip_low: float, clip_high: float) -> Loss:
     log-probabilities are missing.
     """
 
-    def loss(logits_NV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs_NV = log_softmax(logits_NV)
-        logprobs_N = _chosen(logprobs_NV, batch.target_ids_N)
+    def loss(logits_UV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_UV = log_softmax(logits_UV)
+        logprobs_N = _chosen(logprobs_UV, batch)
         _require_sampler(logprobs_N.detach(), batch)
         log_ratio_N = logprobs_N - batch.sampler_logprobs_N
         ratio_N = log_ratio_N.exp()
@@ -89,9 +90,7 @@ def clipped_policy_gradient(clip_low: float, clip_high: float) -> Loss:
             metrics = {
                 "ratio": ratio_N.sum(),
                 "clipped": (held_N < free_N).sum().to(ratio_N.dtype),
-                "entropy": _entropy(logprobs_NV).sum(),
-                "sampler_kl": (ratio_N - 1.0 - log_ratio_N).sum(),
-            }
+            } | _watch(logprobs_UV, logprobs_N, batch)
         return -torch.minimum(free_N, held_N).sum(), metrics
 
     return loss
@@ -105,13 +104,13 @@ def sampled_token_reverse_kl(teacher_temperature: float = 1.0) -> Loss:
     sampled estimate, nats), ``entropy``, ``sampler_kl``. Raises ValueError when either side's log-probabilities miss.
     """
 
-    def loss(logits_NV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs_NV = log_softmax(logits_NV)
-        logprobs_N = _chosen(logprobs_NV, batch.target_ids_N)
+    def loss(logits_UV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_UV = log_softmax(logits_UV)
+        logprobs_N = _chosen(logprobs_UV, batch)
         _require_sampler(logprobs_N.detach(), batch)
-        target_NV = sharpen(_teacher(batch, logprobs_NV), teacher_temperature)
-        advantages_N = _chosen(target_NV, batch.target_ids_N) - logprobs_N.detach()
-        metrics = {"reverse_kl": -advantages_N.sum()} | _watch(logprobs_NV.detach(), logprobs_N.detach(), batch)
+        target_NV = sharpen(_teacher(batch, logprobs_UV), teacher_temperature)
+        advantages_N = target_NV.gather(-1, batch.target_ids_N[:, None]).squeeze(-1) - logprobs_N.detach()
+        metrics = {"reverse_kl": -advantages_N.sum()} | _watch(logprobs_UV.detach(), logprobs_N.detach(), batch)
         return -(advantages_N * logprobs_N).sum(), metrics
 
     return loss
@@ -126,39 +125,43 @@ def full_vocabulary_divergence(forward_share: float, teacher_temperature: float 
     if not 0.0 <= forward_share <= 1.0:
         raise ValueError(f"forward_share must lie in [0, 1]: {forward_share}")
 
-    def loss(logits_NV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs_NV = log_softmax(logits_NV)
-        target_NV = sharpen(_teacher(batch, logprobs_NV), teacher_temperature)
+    def loss(logits_UV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_UV = log_softmax(logits_UV)
+        target_NV = sharpen(_teacher(batch, logprobs_UV), teacher_temperature)
+        logprobs_NV = _of_tokens(logprobs_UV, batch)
         with torch.set_grad_enabled(forward_share < 1.0 and logprobs_NV.requires_grad):
             reverse = reverse_kl(logprobs_NV, target_NV).sum()
         with torch.set_grad_enabled(forward_share > 0.0 and logprobs_NV.requires_grad):
             forward = forward_kl(logprobs_NV, target_NV).sum()
-        logprobs_N = _chosen(logprobs_NV.detach(), batch.target_ids_N)
         metrics = {"reverse_kl": reverse.detach(), "forward_kl": forward.detach()}
         total = (1.0 - forward_share) * reverse + forward_share * forward
-        return total, metrics | _watch(logprobs_NV.detach(), logprobs_N, batch)
+        return total, metrics | _watch(logprobs_UV.detach(), _chosen(logprobs_UV.detach(), batch), batch)
 
     return loss
 
 
-def _chosen(logprobs_NV: Float[Tensor, "n v"], target_ids_N: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    return logprobs_NV.gather(-1, target_ids_N[:, None]).squeeze(-1)
+def _of_tokens(values_U: Tensor, batch: Batch) -> Tensor:
+    """Values of the states, (U, ...), as values of the trained tokens, (N, ...)."""
+    return values_U if len(values_U) == len(batch.state_N) else values_U.index_select(0, batch.state_N)
 
 
-def _entropy(logprobs_NV: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
-    return -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+def _chosen(logprobs_UV: Float[Tensor, "u v"], batch: Batch) -> Float[Tensor, " n"]:
+    """The log-probability of each trained token."""
+    return logprobs_UV.flatten().index_select(0, batch.state_N * logprobs_UV.shape[1] + batch.target_ids_N)
 
 
-def _watch(logprobs_NV: Float[Tensor, "n v"], logprobs_N: Float[Tensor, " n"], batch: Batch) -> dict[str, Tensor]:
+def _watch(logprobs_UV: Float[Tensor, "u v"], logprobs_N: Float[Tensor, " n"], batch: Batch) -> dict[str, Tensor]:
+    """``entropy`` of the policy and ``sampler_kl``, the k3 estimate of KL(mu || pi) from tokens of mu."""
+    entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(-1)
     log_ratio_N = logprobs_N - batch.sampler_logprobs_N
-    return {"entropy": _entropy(logprobs_NV).sum(), "sampler_kl": (log_ratio_N.exp() - 1.0 - log_ratio_N).sum()}
+    return {"entropy": _of_tokens(entropy_U, batch).sum(), "sampler_kl": (log_ratio_N.exp() - 1.0 - log_ratio_N).sum()}
 
 
-def _teacher(batch: Batch, logprobs_NV: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
+def _teacher(batch: Batch, logprobs_UV: Float[Tensor, "u v"]) -> Float[Tensor, "n v"]:
     if batch.teacher_logprobs_NV is None:
         raise ValueError("the loss needs the teacher's log-probabilities: score the samples before the update")
-    if batch.teacher_logprobs_NV.shape != logprobs_NV.shape:
-        theirs, ours = tuple(batch.teacher_logprobs_NV.shape), tuple(logprobs_NV.shape)
+    theirs, ours = tuple(batch.teacher_logprobs_NV.shape), (len(batch.state_N), logprobs_UV.shape[1])
+    if theirs != ours:
         raise ValueError(f"teacher log-probabilities have shape {theirs}, the student's {ours}: check the vocabularies")
     return batch.teacher_logprobs_NV.detach()
 

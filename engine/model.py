@@ -42,19 +42,16 @@ class Qwen3(nn.Module):
         self.model = _Decoder(shape)
         self.register_buffer("rope_T2E", rope_table(shape), persistent=False)
 
-    def forward(self, token_ids_BT: Tensor, position_ids_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Tensor:
+    def forward(self, token_ids_BT: Tensor, position_ids_BT: Tensor, visible_BTT: Tensor | None = None) -> Tensor:
         """Final-normed hidden states (B, T, D), fp32.
 
         ``token_ids_BT`` and ``position_ids_BT`` are int64; positions stay below ``max_position_embeddings`` (else
-        IndexError). Without ``segment_ids_BT`` every row is one causal sequence, so that padding on the right needs no
-        mask; with it, a token sees the earlier tokens of its own segment only (padding is a segment, -1, of its own).
+        IndexError). Without ``visible_BTT`` every row is one causal sequence, so that padding on the right needs no
+        mask; with it (bool), position i of a row attends to the positions j with ``visible_BTT[b, i, j]``, at least one.
         """
         mask_B1TT = None
-        if segment_ids_BT is not None:
-            T = token_ids_BT.shape[1]
-            same_BTT = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-            causal_TT = torch.ones(T, T, dtype=torch.bool, device=token_ids_BT.device).tril()
-            mask_B1TT = (same_BTT & causal_TT)[:, None]
+        if visible_BTT is not None:  # additive, made once for all layers
+            mask_B1TT = self.rope_T2E.new_zeros(visible_BTT.shape).masked_fill_(~visible_BTT, float("-inf"))[:, None]
         rope_BT2E = self.rope_T2E[position_ids_BT]
         hidden_BTD = self.model.embed_tokens(token_ids_BT)
         for layer in self.model.layers:

@@ -1,6 +1,6 @@
 """The trainer: samples and a loss in, one optimizer step out.
 
-Legend: N trained tokens of a micro-batch, D hidden size.
+Legend: N trained tokens of a micro-batch, U states that predict them, D hidden size, V vocabulary.
 """
 
 import json
@@ -100,7 +100,7 @@ class EmbeddedTrainer:
         """Adds every micro-batch's gradient; returns the loss and its metrics as means over the global token count."""
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for batch in batches:
-            total, metrics = loss(trained_logits(self._model, batch), batch)
+            total, metrics = loss(state_logits(self._model, batch), batch)
             (total / batch.num_loss_tokens).backward()  # type: ignore[no-untyped-call]
             for name, value in (metrics | {"loss": total.detach()}).items():
                 sums[name].append(value / batch.num_loss_tokens)
@@ -123,11 +123,16 @@ class EmbeddedTrainer:
         self._step = int(json.loads((folder / "trainer.json").read_text())["step"])
 
 
+def state_logits(model: Qwen3, batch: Batch) -> Tensor:
+    """Logits (U, V) of the states that predict trained tokens; other positions never meet the head."""
+    hidden_BTD = model(batch.token_ids_BT, batch.position_ids_BT, batch.visible_BTT)
+    logits_UV: Tensor = model.logits(hidden_BTD.flatten(0, 1).index_select(0, batch.source_U))
+    return logits_UV
+
+
 def trained_logits(model: Qwen3, batch: Batch) -> Tensor:
-    """Logits (N, V) that predict the batch's trained tokens; positions that train nothing never meet the head."""
-    hidden_BTD = model(batch.token_ids_BT, batch.position_ids_BT, batch.segment_ids_BT)
-    logits: Tensor = model.logits(hidden_BTD.flatten(0, 1).index_select(0, batch.source_N))
-    return logits
+    """Logits (N, V) that predict each of the batch's trained tokens."""
+    return state_logits(model, batch).index_select(0, batch.state_N)
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,14 +30,45 @@ HAND = [
 
 def test_p13_shift_by_hand() -> None:
     (batch,) = pack(HAND, 100)
-    assert batch.token_ids_BT.tolist() == [[7, 8, 9, 0, 0], [5, 6, 2, 3, 4]]
-    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 4]] * 2
-    assert batch.segment_ids_BT is None
-    assert batch.source_N.tolist() == [1, 2, 5 + 0, 5 + 3, 5 + 4]
-    assert batch.target_ids_N.tolist() == [9, 1, 6, 4, 1]
-    assert batch.sampler_logprobs_N.tolist() == [-12, -13, -21, -24, -25]
-    assert batch.advantages_N.tolist() == [11.0, 11.5, 20.5, 22.0, 22.5]
-    assert (batch.sample_ids, batch.counts, batch.num_loss_tokens) == ((0, 1), (2, 3), 5)
+    assert batch.token_ids_BT.tolist() == [[5, 6, 2, 3, 4, 7, 8, 9]]
+    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
+    assert batch.visible_BTT is not None
+    assert batch.visible_BTT[0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1, 1, 1],
+    ]
+    assert batch.source_U.tolist() == [0, 3, 4, 6, 7]
+    assert batch.state_N.tolist() == [0, 1, 2, 3, 4]
+    assert batch.target_ids_N.tolist() == [6, 4, 1, 9, 1]
+    assert batch.sampler_logprobs_N.tolist() == [-21, -24, -25, -12, -13]
+    assert batch.advantages_N.tolist() == [20.5, 22.0, 22.5, 11.0, 11.5]
+    assert (batch.sample_ids, batch.counts, batch.num_loss_tokens) == ((1, 0), (3, 2), 5)
+
+
+def test_a_common_prefix_stands_once_and_its_states_predict_for_all() -> None:
+    samples = [make_sample([4, 5, *end], [0, 0, *(1 for _ in end)]) for end in ([6, 7, 1], [6, 8, 1], [6, 7, 1], [9])]
+    (batch,) = pack(samples, 100)
+    assert batch.token_ids_BT.tolist() == [[4, 5, 6, 7, 8]]
+    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 3]]
+    assert batch.visible_BTT is not None
+    assert batch.visible_BTT[0, 3:].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]
+    assert batch.sample_ids == (3, 0, 2, 1)
+    assert batch.target_ids_N.tolist() == [9, 6, 7, 1, 6, 7, 1, 6, 8, 1]
+    assert batch.source_U[batch.state_N].tolist() == [1, 1, 2, 3, 1, 2, 3, 1, 2, 4]
+    assert batch.source_U.tolist() == [1, 2, 3, 4]
+
+
+def test_rows_of_one_sequence_each_need_no_mask() -> None:
+    (batch,) = pack([make_sample([i, *range(99)], [0] + [1] * 99) for i in (1, 2, 3)], 1000)
+    assert batch.visible_BTT is not None  # two fit into a row of twice the longest
+    (batch, *_) = pack([make_sample([i, *range(99)], [0] + [1] * 99) for i in (1, 2, 3)], 100)
+    assert batch.visible_BTT is None
 
 
 def test_p13_first_token_trained_is_an_error() -> None:
@@ -45,17 +76,17 @@ def test_p13_first_token_trained_is_an_error() -> None:
         pack([HAND[0], make_sample([1, 2], [1, 1])], 100)
 
 
-def test_p14_padding_changes_no_logit() -> None:
+def test_p14_padding_and_packing_change_no_logit() -> None:
     model = new_model(SHAPE, 12, 0)
     rng = np.random.default_rng(0)
     samples = []
-    for n in rng.integers(3, 20, 9):
-        samples.append(make_sample(rng.integers(0, 12, n).tolist(), [0, 0, *rng.integers(0, 2, n - 3), 1]))
+    for n in rng.integers(3, 20, 30):  # three different tokens: many common prefixes
+        samples.append(make_sample(rng.integers(0, 3, n).tolist(), [0, 0, *rng.integers(0, 2, n - 3), 1]))
     with torch.no_grad():
-        for tokens in (1, 50, 1000):
+        for tokens in (1, 25, 60, 200, 5000):
             batches = pack(samples, tokens)
             rows = dict(by_sample(batches, [trained_logits(model, batch) for batch in batches]))
-            assert sorted(rows) == list(range(9))
+            assert sorted(rows) == list(range(30))
             for i, sample in enumerate(samples):
                 alone = model.logits(
                     model(torch.tensor([sample.token_ids_T]), torch.arange(len(sample.token_ids_T))[None])
@@ -64,27 +95,33 @@ def test_p14_padding_changes_no_logit() -> None:
                 assert torch.allclose(rows[i], expected, atol=1e-5)
 
 
-def test_p8_p13_padding_holds_no_infinities_and_is_never_a_target() -> None:
-    batches = pack(HAND, 100)
-    for batch in batches:
-        for tensor in (batch.sampler_logprobs_N, batch.advantages_N):
-            assert torch.isfinite(tensor).all()
-        assert len(batch.source_N) == len(batch.target_ids_N) == sum(batch.counts) == 5
-        assert batch.source_N.unique().numel() == 5
+def test_p8_p13_padding_holds_no_infinities_sees_itself_and_is_never_a_source() -> None:
+    samples = [make_sample([1, 2, 3, *range(3, 3 + n)], [0, 0, 0] + [1] * n) for n in (1, 40, 100)]
+    samples += [make_sample([2, 2, 3, *range(3, 3 + n)], [0, 0, 0] + [1] * n) for n in (30, 50)]
+    (batch,) = pack(samples, 10_000)
+    assert batch.visible_BTT is not None
+    assert batch.visible_BTT.any(-1).all()  # a softmax over nothing would be NaN
+    sizes = (batch.visible_BTT.sum(-1) > 1).sum(-1)
+    for row, position in zip(*divmod(batch.source_U.numpy(), batch.token_ids_BT.shape[1]), strict=True):
+        assert batch.visible_BTT[row, position].sum() == batch.position_ids_BT[row, position] + 1
+    assert sizes.max() > 0
+    assert all(torch.isfinite(t).all() for t in (batch.sampler_logprobs_N, batch.advantages_N))
 
 
-def test_every_trained_token_comes_once_in_length_sorted_micro_batches_within_the_budget() -> None:
+def test_every_trained_token_comes_once_in_micro_batches_within_the_budget() -> None:
     rng = np.random.default_rng(1)
+    lengths = [9, 3, 30, 3, 17, 4, 12, 5, 5, 8]
     samples = [
-        make_sample(rng.integers(1, 9, n).tolist(), [0] + [1] * (n - 1), base=i)
-        for i, n in enumerate([9, 3, 30, 3, 17, 4])
+        make_sample(rng.integers(1, 4, n).tolist(), [0] + [1] * (n - 1), base=100 * i) for i, n in enumerate(lengths)
     ]
     batches = pack(samples, 24)
-    assert [batch.sample_ids for batch in batches] == [(1, 3, 5), (0,), (4,), (2,)]
-    assert all(batch.token_ids_BT.numel() <= 24 for batch in batches[:-1])
-    assert batches[-1].token_ids_BT.shape == (1, 29)
-    assert sum(len(batch.target_ids_N) for batch in batches) == count_loss_tokens(samples) == 60
-    assert {batch.num_loss_tokens for batch in batches} == {60}
+    assert len(batches) > 2
+    assert [b.token_ids_BT.numel() for b in batches if b.token_ids_BT.numel() > 24] == [29]  # one sample is longer
+    found = [value for batch in batches for value in batch.sampler_logprobs_N.tolist()]
+    expected = [value for s in samples for value, on in zip(s.sampler_logprobs_T, s.loss_mask_T, strict=True) if on]
+    assert sorted(found) == sorted(expected)
+    assert count_loss_tokens(samples) == len(found)
+    assert {batch.num_loss_tokens for batch in batches} == {len(found)}
     assert {batch.num_loss_tokens for batch in pack(samples, 24, num_loss_tokens=500)} == {500}
 
 
@@ -99,9 +136,9 @@ def test_teacher_logprobs_follow_their_tokens() -> None:
         replace(s, teacher_logprobs_NV=np.full((sum(s.loss_mask_T), 4), i, np.float32)) for i, s in enumerate(HAND)
     ]
     (batch,) = pack(scored[::-1], 100)
-    assert batch.sample_ids == (1, 0)
+    assert batch.sample_ids == (0, 1)
     assert batch.teacher_logprobs_NV is not None
-    assert batch.teacher_logprobs_NV[:, 0].tolist() == [0, 0, 1, 1, 1]
+    assert batch.teacher_logprobs_NV[:, 0].tolist() == [1, 1, 1, 0, 0]
 
 
 def test_p20_a_sample_without_its_teachers_logprobs_is_refused() -> None:

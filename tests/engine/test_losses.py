@@ -38,8 +38,9 @@ def make_batch(
     return Batch(
         token_ids_BT=empty,
         position_ids_BT=empty,
-        segment_ids_BT=None,
-        source_N=torch.arange(n),
+        visible_BTT=None,
+        source_U=torch.arange(n),
+        state_N=torch.arange(n),
         target_ids_N=targets,
         sampler_logprobs_N=torch.full((n,), -1.0, dtype=torch.float64) if sampler is None else sampler,
         advantages_N=torch.zeros(n, dtype=torch.float64) if advantages is None else advantages,

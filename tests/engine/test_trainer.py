@@ -11,7 +11,7 @@ from engine.batches import count_loss_tokens, pack
 from engine.config import ModelConfig, OptimizerConfig
 from engine.losses import clipped_policy_gradient, cross_entropy, full_vocabulary_divergence, sampled_token_reverse_kl
 from engine.model import Qwen3
-from engine.trainer import EmbeddedTrainer, trained_logits
+from engine.trainer import EmbeddedTrainer, state_logits, trained_logits
 from engine.weights import new_model
 
 VOCAB = 40
@@ -63,7 +63,7 @@ def on_policy(model: Qwen3, samples: list[Sample]) -> list[Sample]:
 def gradients_of(model: Qwen3, samples: list[Sample], tokens: int, num_loss_tokens: int | None = None) -> torch.Tensor:
     model.zero_grad()
     for batch in pack(samples, tokens, num_loss_tokens):
-        total, _ = clipped_policy_gradient(0.2, 0.28)(trained_logits(model, batch), batch)
+        total, _ = clipped_policy_gradient(0.2, 0.28)(state_logits(model, batch), batch)
         (total / batch.num_loss_tokens).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -177,8 +177,8 @@ def test_non_finite_gradient_stops_before_the_step() -> None:
     trainer = EmbeddedTrainer(make_model(), ADAMW, 10)
     before = weights_of(trainer.model)
 
-    def root_of_zero(logits_NV, batch):
-        return (logits_NV - logits_NV.detach()).abs().sum().sqrt(), {}
+    def root_of_zero(logits_UV, batch):
+        return (logits_UV - logits_UV.detach()).abs().sum().sqrt(), {}
 
     with pytest.raises(FloatingPointError, match=r"step 1 .*grad_norm"):
         trainer.update(make_samples(4), root_of_zero)
