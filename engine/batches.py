@@ -105,10 +105,9 @@ def _collate(samples: Sequence[Sample], rows: Sequence[Row], num_loss_tokens: in
         position_ids_BT[b, : len(row)] = row.position_ids_T
     ids = [i for row in rows for i in row.paths]
     chosen = [samples[i] for i in ids]
-    steps = (
-        b * T + np.array(path)[_predicts(samples[i])] for b, row in enumerate(rows) for i, path in row.paths.items()
-    )
-    source_U, state_N = _distinct(np.concatenate(list(steps)))
+    paths = [(b, path) for b, row in enumerate(rows) for path in row.paths.values()]
+    sources = [b * T + np.array(path)[_predicts(s)] for (b, path), s in zip(paths, chosen, strict=True)]
+    source_U, state_N = _distinct(np.concatenate(sources))
 
     def trained(fields: Iterable[Sequence[float]], dtype: type) -> Tensor:
         values = chain.from_iterable(compress(f, s.loss_mask_T) for f, s in zip(fields, chosen, strict=True))

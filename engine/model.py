@@ -47,7 +47,7 @@ class Qwen3(nn.Module):
 
         ``token_ids_BT`` and ``position_ids_BT`` are int64; positions stay below ``max_position_embeddings`` (else
         IndexError). Without ``visible_BTT`` every row is one causal sequence, so that padding on the right needs no
-        mask; with it (bool), position i of a row attends to the positions j with ``visible_BTT[b, i, j]``, at least one.
+        mask; with it (bool), position i attends to the positions j with ``visible_BTT[b, i, j]``, one at least.
         """
         mask_B1TT = None
         if visible_BTT is not None:  # additive, made once for all layers
