@@ -1,6 +1,6 @@
 """The chat markup: special tokens, rendering of prompts and traces to token ids with their loss mask, and parsing back.
 
-    <|system|>high general<|user|>7+5*3<|assistant|><|think|>+5=2*3=6<|answer|>6<|end|>
+    <|system|>high general<|user|>7+5*3<|assistant|><|think|>7+5=2*3=6<|answer|>6<|end|>
     <|assistant|><|call|>Ann.friend<|end|><|result|>Bo@k<|assistant|><|answer|>Bo@k<|end|>
 
 A message of the assistant is a sequence of channels and ends with ``<|end|>``; what the environment inserts (a tool's

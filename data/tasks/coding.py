@@ -78,5 +78,6 @@ def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -
     if style == "high":
         return [("think", "".join(f"={s}" for s in states[:HIGH_STEPS])), ("answer", ",".join(states[-1]))]
     shown = len(steps) if goes_on else min(len(steps), STOP_AFTER)
-    written = "".join(f".{step}={s}" for step, s in zip(steps[:shown], states, strict=False))
+    written = f"={task.reference['start']}"
+    written += "".join(f".{step}={s}" for step, s in zip(steps[:shown], states, strict=False))
     return [("think", written), ("answer", ",".join(states[shown - 1]))]

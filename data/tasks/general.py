@@ -32,7 +32,7 @@ def make_task(seed: int, index: int, split: Split) -> Task:
     while True:
         length = rng.choices(list(LENGTH_WEIGHTS), list(LENGTH_WEIGHTS.values()))[0]
         start = rng.randrange(10)
-        steps = [(rng.choice("+-**"), rng.randint(2, 9)) for _ in range(length)]
+        steps = [(rng.choice("+-**"), rng.randint(2, 6)) for _ in range(length)]
         text = str(start) + "".join(f"{operator}{operand}" for operator, operand in steps)
         if split_of(text) == split:
             break
@@ -67,5 +67,6 @@ def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -
     if style == "high":
         return [("think", "".join(map(str, values[:HIGH_STEPS]))), ("answer", str(values[-1]))]
     shown = len(steps) if goes_on else min(len(steps), STOP_AFTER)
-    written = "".join(f"{o}{n}={v}" for (o, n), v in zip(steps[:shown], values, strict=False))
+    written = str(task.reference["start"])
+    written += "".join(f"{o}{n}={v}" for (o, n), v in zip(steps[:shown], values, strict=False))
     return [("think", written), ("answer", str(values[shown - 1]))]

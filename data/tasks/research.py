@@ -15,7 +15,7 @@ from data.types import Message, Split, Task
 
 NAMES = ("Ann", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ida", "Jo", "Kim", "Lou", "Mae", "Ned", "Ora", "Pam")
 RELATIONS = ("friend", "boss", "aunt", "pal")
-DOCUMENTS = "abcdefghijklmnopqrstuvwxyz"
+DOCUMENTS = "abcdefghijkl"
 HOP_WEIGHTS = {1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1}
 FAILS_ONCE = 0.12
 NOTHING = "none"
