@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data.types import FinishReason
-from engine.decoder import DecodeCache, Decoder, Prompts
+from engine.decode_batch import DecodeBatch
 from engine.draw import draw_greedy, draw_sampled, uniforms
+from engine.packed_weights import PackedWeights
+from engine.prefill import prefill
 from engine.sampler import Completion, Respond, SamplingParams, Stopped
 
-MAX_SLOTS_AT_FIRST = 64  # of the cache; it doubles when a row goes further
+UNIFORM_STEPS = 16  # drawn at once
 GROUP_COST = 0.15  # of one more group in a step, in rows
 
 
@@ -87,10 +89,11 @@ class _Slots:
 class DecodeLoop:
     """Decodes one batch of rows to their ends."""
 
-    def __init__(self, decoder: Decoder, rows: Sequence[Row], params: SamplingParams, respond: Respond | None):
-        self._decoder, self._rows, self._params, self._respond = decoder, rows, params, respond
-        self._head_DV = decoder.head(params.temperature or 1.0)
+    def __init__(self, weights: PackedWeights, rows: Sequence[Row], params: SamplingParams, respond: Respond | None):
+        self._weights, self._rows, self._params, self._respond = weights, rows, params, respond
         self._completions: list[Completion | None] = [None] * len(rows)
+        self._uniform_SB2 = np.empty((0, 0, 2), np.float32)  # of the steps from _uniform_start on
+        self._uniform_start = 0
 
     @torch.inference_mode()
     def run(self, prompts: Mapping[int, tuple[int, ...]], compact_below: float) -> list[Completion]:
@@ -101,34 +104,31 @@ class DecodeLoop:
         index_of_request = {request: index for index, request in enumerate(prompts)}
         group_R, row_RW, alive_B = group_rows(np.array([index_of_request[row.request] for row in self._rows]))
         slots = _Slots(self._rows, row_RW.reshape(-1), alive_B)
-        prefilled, hidden_PD = self._decoder.prefill(list(prompts.values()))
-        cache = self._new_cache(prefilled, group_R, row_RW.shape[1], len(slots.token_SB))
-        group_of_B = torch.from_numpy(group_R).repeat_interleave(row_RW.shape[1])
-        logits_BV = self._decoder.logits(hidden_PD, self._head_DV).index_select(0, group_of_B)
-        step = 0
+        cache, hidden_RD = prefill(self._weights, list(prompts.values()))
+        index_R = torch.from_numpy(group_R)
+        batch = DecodeBatch(self._weights, cache.select(index_R), row_RW.shape[1])
+        logits_BV = self._logits(hidden_RD).index_select(0, index_R.repeat_interleave(batch.width))
+        length = 0
         while True:
-            token_B = self._draw(logits_BV, slots, step)
-            step += 1
-            self._settle(slots, step)
+            token_B = self._draw(logits_BV, slots, length)
+            length += 1
+            self._settle(slots, length)
             if not slots.alive_B.any():
                 return [completion for completion in self._completions if completion is not None]
-            kept_B = self._compact(cache, slots, compact_below)
+            kept_B = self._compact(batch, slots, compact_below)
             if kept_B is not None:
                 token_B = token_B[kept_B]
-            logits_BV = self._decoder.logits(self._decoder.step(token_B, cache), self._head_DV)
+            logits_BV = self._logits(batch.step(token_B))
 
-    def _new_cache(self, prompts: Prompts, group_R: NDArray[np.int64], width: int, num_steps: int) -> DecodeCache:
-        index = torch.from_numpy(group_R)
-        chosen = Prompts(prompts.k[:, index], prompts.v[:, index], prompts.lengths[index])
-        return DecodeCache(self._decoder, chosen, width, min(num_steps, MAX_SLOTS_AT_FIRST))
+    def _logits(self, hidden_ND: Tensor) -> Tensor:
+        return self._weights.logits(hidden_ND, self._params.temperature or 1.0)
 
     def _draw(self, logits_BV: Tensor, slots: _Slots, step: int) -> Tensor:
         """The tokens of this step, drawn or forced; records them."""
         if self._params.temperature == 0:
             token_B, logprob_B = draw_greedy(logits_BV)
         else:
-            uniform_B2 = uniforms(self._params.seed, slots.number_B, step - slots.num_inserted_B)
-            token_B, logprob_B = draw_sampled(logits_BV, torch.from_numpy(uniform_B2))
+            token_B, logprob_B = draw_sampled(logits_BV, self._uniforms(slots, step))
         if step < slots.inserted_until:
             inserted_B = torch.from_numpy(slots.inserted_SB[step])
             forced_B = inserted_B >= 0
@@ -137,6 +137,18 @@ class DecodeLoop:
         slots.token_SB[step] = token_B.numpy()
         slots.logprob_SB[step] = logprob_B.numpy()
         return token_B
+
+    def _uniforms(self, slots: _Slots, step: int) -> Tensor:
+        """(B, 2): a row's n-th sampled token takes the n-th entry of its stream."""
+        if step >= self._uniform_start + len(self._uniform_SB2):
+            index_SB = np.arange(step, step + UNIFORM_STEPS)[:, None] - slots.num_inserted_B
+            self._uniform_SB2 = uniforms(self._params.seed, slots.number_B, index_SB)
+            self._uniform_start = step
+        return torch.from_numpy(self._uniform_SB2[step - self._uniform_start])
+
+    def _forget_uniforms(self) -> None:
+        """Rows or their counts of sampled tokens changed."""
+        self._uniform_SB2 = self._uniform_SB2[:0]
 
     def _settle(self, slots: _Slots, length: int) -> None:
         """End the rows that stopped for good, spent their budget or filled the context; insert what others are told."""
@@ -156,6 +168,7 @@ class DecodeLoop:
                 self._end(slots, slot, length, "length")
             else:
                 slots.insert(slot, length, insertion)
+                self._forget_uniforms()
         for slot in np.flatnonzero(slots.alive_B & (slots.end_B == length)).tolist():
             self._end(slots, slot, length, "length")
 
@@ -170,17 +183,18 @@ class DecodeLoop:
         self._completions[slots.row_of_B[slot]] = slots.completion(slot, length, reason)
         slots.alive_B[slot] = False
 
-    def _compact(self, cache: DecodeCache, slots: _Slots, compact_below: float) -> Tensor | None:
+    def _compact(self, batch: DecodeBatch, slots: _Slots, compact_below: float) -> Tensor | None:
         """Leave finished rows out when that shrinks the batch enough; the old slots kept, in the new order."""
         alive = np.flatnonzero(slots.alive_B)
         if len(alive) >= compact_below * len(slots.alive_B):
             return None
-        group_R, index_RW, alive_B = group_rows(alive // cache.width)
+        group_R, index_RW, alive_B = group_rows(alive // batch.width)
         if len(alive_B) >= compact_below * len(slots.alive_B):
             return None
         slot_RW = alive[index_RW]
-        cache.select(torch.from_numpy(group_R), torch.from_numpy(slot_RW))
+        batch.select(torch.from_numpy(group_R), torch.from_numpy(slot_RW))
         slots.select(slot_RW.reshape(-1), alive_B)
+        self._forget_uniforms()
         return torch.from_numpy(slot_RW.reshape(-1))
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from engine.decode_loop import DecodeLoop, Row
-from engine.decoder import Decoder
 from engine.model import Qwen3
+from engine.packed_weights import PackedWeights
 from engine.sampler import Completion, Respond, SampleRequest, SamplingParams
 
 MAX_ROWS = 512
@@ -24,27 +24,27 @@ class EmbeddedSampler:
             raise ValueError(f"compact_below = {compact_below} must lie between 0 and 1")
         self._max_rows = max_rows
         self._compact_below = compact_below
-        self._decoder: Decoder | None = None
+        self._weights: PackedWeights | None = None
         self.policy_version = -1
 
     def load(self, model: Qwen3, policy_version: int) -> None:
         """Copy the model's weights, packed for decoding."""
-        self._decoder = Decoder(model)
+        self._weights = PackedWeights(model)
         self.policy_version = policy_version
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, respond: Respond | None = None
     ) -> list[list[Completion]]:
         """See ``Sampler.sample``. Rows with prompts of like length share a batch."""
-        if self._decoder is None:
+        if self._weights is None:
             raise ValueError("the sampler has no weights; call load first")
-        rows = _rows(requests, params, self._decoder.shape.max_position_embeddings)
+        rows = _rows(requests, params, self._weights.shape.max_position_embeddings)
         rows.sort(key=lambda row: (row.room, row.number))
         completions: dict[int, Completion] = {}
         for start in range(0, len(rows), self._max_rows):
             batch = rows[start : start + self._max_rows]
             prompts = {row.request: requests[row.request].token_ids_T for row in batch}
-            results = DecodeLoop(self._decoder, batch, params, respond).run(prompts, self._compact_below)
+            results = DecodeLoop(self._weights, batch, params, respond).run(prompts, self._compact_below)
             completions |= {row.number: result for row, result in zip(batch, results, strict=True)}
         ordered = iter(completions[number] for number in range(len(rows)))
         return [[next(ordered) for _ in range(request.num_samples)] for request in requests]

@@ -1,0 +1,76 @@
+"""Prompts through the packed weights at once: their keys and values, and the hidden state after each.
+
+Legend: L layers, R prompts, P tokens of the longest, N = R*P tokens, H query heads, K key-value heads, C = H + K,
+E head size, D hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from engine.packed_weights import PackedWeights, as_complex
+
+TOKENS_AT_ONCE = 1024  # keeps a pass's activations in the cache of a core
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Keys (L, R, K, E, P), values (L, R, K, P, E) and lengths (R,) of prompts, zero right of a prompt's end."""
+
+    k: Tensor
+    v: Tensor
+    lengths: Tensor
+
+    def select(self, index: Tensor) -> "Prompts":
+        """The prompts ``index`` (R',), which may repeat."""
+        return Prompts(
+            self.k.index_select(1, index), self.v.index_select(1, index), self.lengths.index_select(0, index)
+        )
+
+
+def prefill(weights: PackedWeights, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, Tensor]:
+    """The prompts' cache and the hidden states (R, D) after each one's last token."""
+    shape, R, P = weights.shape, len(prompts), max(map(len, prompts))
+    K, E = shape.num_kv_heads, shape.head_dim
+    cache = Prompts(
+        k=torch.zeros(shape.num_layers, R, K, E, P),
+        v=torch.zeros(shape.num_layers, R, K, P, E),
+        lengths=torch.tensor([len(p) for p in prompts]),
+    )
+    hidden_RD = torch.empty(R, shape.hidden_size)
+    start = 0
+    while start < R:
+        longest, end = len(prompts[start]), start + 1
+        while end < R and max(longest, len(prompts[end])) * (end + 1 - start) <= TOKENS_AT_ONCE:
+            longest, end = max(longest, len(prompts[end])), end + 1
+        ids = torch.tensor([[*p, *([0] * (longest - len(p)))] for p in prompts[start:end]])
+        hidden = _prefill(weights, ids, cache.k[:, start:end, :, :, :longest], cache.v[:, start:end, :, :longest])
+        hidden_RD[start:end] = hidden[torch.arange(end - start), cache.lengths[start:end] - 1]
+        start = end
+    return cache, hidden_RD
+
+
+def _prefill(weights: PackedWeights, ids_RP: Tensor, k_LRKEP: Tensor, v_LRKPE: Tensor) -> Tensor:
+    """Fills the cache; the hidden states (R, P, D). Causal attention never looks at the padding on the right."""
+    shape, (R, P) = weights.shape, ids_RP.shape
+    H, K, E, N = shape.num_heads, shape.num_kv_heads, shape.head_dim, R * P
+    hidden_ND = weights.embedding_VD.index_select(0, ids_RP.reshape(-1))
+    norm_N1, normed_ND = torch.empty(N, 1), torch.empty_like(hidden_ND)
+    qk_NCE = torch.empty(N, H + K, E)
+    q_RHPE, k_RKPE = (t.transpose(1, 2) for t in qk_NCE.view(R, P, H + K, E).split((H, K), 2))
+    for layer, k_RKEP, v_RKPE in zip(weights.layers, k_LRKEP, v_LRKPE, strict=True):
+        weights.normalize(hidden_ND, norm_N1, normed_ND)
+        qkv_NCE = torch.mm(normed_ND, layer.qkv).view(N, H + 2 * K, E)
+        weights.normalize_heads(qkv_NCE[:, : H + K], layer, qk_NCE)
+        as_complex(qk_NCE).view(R, P, H + K, E // 2).mul_(weights.rope_TE[:P, None])
+        k_RKEP.copy_(k_RKPE.transpose(2, 3))
+        v_RKPE.copy_(qkv_NCE[:, H + K :].view(R, P, K, E).transpose(1, 2))
+        mixed_RHPE = scaled_dot_product_attention(q_RHPE, k_RKPE, v_RKPE, is_causal=True, scale=1.0, enable_gqa=H != K)
+        hidden_ND.addmm_(mixed_RHPE.transpose(1, 2).reshape(N, H * E), layer.out)
+        weights.normalize(hidden_ND, norm_N1, normed_ND)
+        gate_NI, up_NI = torch.mm(normed_ND, layer.gate_up).chunk(2, -1)
+        hidden_ND.addmm_(silu(gate_NI, inplace=True).mul_(up_NI), layer.down)
+    return hidden_ND.view(R, P, shape.hidden_size)
