@@ -39,7 +39,7 @@ class DecodeBatch:
         self._prepare_slots()
 
     def step(self, token_ids_B: Tensor) -> Tensor:
-        """Append one token to every row; the hidden states (B, D) after it, valid until the next step."""
+        """Append one token to every row; the hidden states (B, D) after it, in a buffer that the next step reuses."""
         weights = self._weights
         self._open_slot()
         torch.index_select(weights.embedding_VD, 0, token_ids_B, out=self._hidden_BD)
@@ -115,7 +115,8 @@ class DecodeBatch:
         shape, G = self._weights.shape, self._weights.num_groups
         L, R, K, W, _, E = self._k.shape
         B, H, P, lengths_R = R * W, K * G, self._prompts.k.shape[-1], self._prompts.lengths
-        self._hidden_BD, self._normed_BD = torch.empty(2, B, shape.hidden_size)
+        self._hidden_BD = torch.empty(B, shape.hidden_size)
+        self._normed_BD = torch.empty(B, shape.hidden_size)
         self._norm_B1 = torch.empty(B, 1)
         self._position_B = lengths_R.repeat_interleave(W) + (self._length - 1)
         self._rope_BE = torch.empty(B, E // 2, dtype=torch.complex64)

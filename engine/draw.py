@@ -1,6 +1,8 @@
 """One token a row from its logits, sampled or greedy, and each row's own stream of uniforms.
 
-Legend: B rows, V vocabulary, padded with -inf to a multiple of BLOCK, C = V / BLOCK blocks of I = BLOCK tokens, S steps.
+Legend: B rows, V vocabulary, padded with -inf to a multiple of BLOCK, C = V / BLOCK blocks of I = BLOCK tokens, S
+steps.
+
 A scan of a whole row (running sum, argmax) is slow in torch; a block's sum or maximum is not, so both work in two
 levels: first the block, then the token within it.
 """

@@ -35,7 +35,7 @@ class PackedWeights:
     def __init__(self, model: Qwen3):
         shape = self.shape = model.shape
         D, E, eps = shape.hidden_size, shape.head_dim, shape.rms_norm_eps
-        state = model.state_dict()
+        state: Mapping[str, Tensor] = model.state_dict()
         self.layers = tuple(_pack(state, i, model) for i in range(shape.num_layers))
         self.embedding_VD = state["model.embed_tokens.weight"].clone()
         head_VD = self.embedding_VD * (state["model.norm.weight"] * D**0.5)
@@ -52,6 +52,12 @@ class PackedWeights:
         torch.hypot(norm_N1, self.hidden_eps, out=norm_N1)
         torch.div(hidden_ND, norm_N1, out=out_ND)
 
+    def normalized(self, hidden_ND: Tensor) -> Tensor:
+        """``normalize`` into a new tensor."""
+        out_ND = torch.empty_like(hidden_ND)
+        self.normalize(hidden_ND, hidden_ND.new_empty(len(hidden_ND), 1), out_ND)
+        return out_ND
+
     def normalize_heads(self, qk_NCE: Tensor, layer: PackedLayer, out_NCE: Tensor) -> None:
         """Queries and keys (C = H+K heads) normed, their norms' weights applied."""
         scale_NC1 = torch.mul(qk_NCE, qk_NCE, out=out_NCE).sum(-1, keepdim=True).add_(self.head_eps).rsqrt_()
@@ -59,8 +65,7 @@ class PackedWeights:
 
     def logits(self, hidden_ND: Tensor, temperature: float) -> Tensor:
         """(N, V) over ``temperature``, -inf where V is padding."""
-        norm_N1, normed_ND = hidden_ND.new_empty(len(hidden_ND), 1), torch.empty_like(hidden_ND)
-        self.normalize(hidden_ND, norm_N1, normed_ND)
+        normed_ND = self.normalized(hidden_ND)
         if temperature != 1.0:
             normed_ND /= temperature
         logits_NV = torch.mm(normed_ND, self.head_DV)

@@ -47,30 +47,35 @@ def prefill(weights: PackedWeights, prompts: Sequence[Sequence[int]]) -> tuple[P
         while end < R and max(longest, len(prompts[end])) * (end + 1 - start) <= TOKENS_AT_ONCE:
             longest, end = max(longest, len(prompts[end])), end + 1
         ids = torch.tensor([[*p, *([0] * (longest - len(p)))] for p in prompts[start:end]])
-        hidden = _prefill(weights, ids, cache.k[:, start:end, :, :, :longest], cache.v[:, start:end, :, :longest])
-        hidden_RD[start:end] = hidden[torch.arange(end - start), cache.lengths[start:end] - 1]
+        part = Prompts(
+            cache.k[:, start:end, :, :, :longest], cache.v[:, start:end, :, :longest], cache.lengths[start:end]
+        )
+        hidden_RD[start:end] = _fill(weights, ids, part)
         start = end
     return cache, hidden_RD
 
 
-def _prefill(weights: PackedWeights, ids_RP: Tensor, k_LRKEP: Tensor, v_LRKPE: Tensor) -> Tensor:
-    """Fills the cache; the hidden states (R, P, D). Causal attention never looks at the padding on the right."""
+def _fill(weights: PackedWeights, ids_RP: Tensor, cache: Prompts) -> Tensor:
+    """Fills the cache; the last tokens' hidden states (R, D). Causal attention never sees the padding on the right."""
     shape, (R, P) = weights.shape, ids_RP.shape
     H, K, E, N = shape.num_heads, shape.num_kv_heads, shape.head_dim, R * P
     hidden_ND = weights.embedding_VD.index_select(0, ids_RP.reshape(-1))
-    norm_N1, normed_ND = torch.empty(N, 1), torch.empty_like(hidden_ND)
     qk_NCE = torch.empty(N, H + K, E)
-    q_RHPE, k_RKPE = (t.transpose(1, 2) for t in qk_NCE.view(R, P, H + K, E).split((H, K), 2))
-    for layer, k_RKEP, v_RKPE in zip(weights.layers, k_LRKEP, v_LRKPE, strict=True):
-        weights.normalize(hidden_ND, norm_N1, normed_ND)
-        qkv_NCE = torch.mm(normed_ND, layer.qkv).view(N, H + 2 * K, E)
+    qk_RCPE = qk_NCE.view(R, P, H + K, E).transpose(1, 2)
+    q_RHPE, k_RKPE = qk_RCPE[:, :H], qk_RCPE[:, H:]
+    last_R = torch.arange(0, N, P) + cache.lengths - 1
+    for index, layer in enumerate(weights.layers):
+        qkv_NCE = torch.mm(weights.normalized(hidden_ND), layer.qkv).view(N, H + 2 * K, E)
+        v_RKPE = qkv_NCE[:, H + K :].view(R, P, K, E).transpose(1, 2)
         weights.normalize_heads(qkv_NCE[:, : H + K], layer, qk_NCE)
         as_complex(qk_NCE).view(R, P, H + K, E // 2).mul_(weights.rope_TE[:P, None])
-        k_RKEP.copy_(k_RKPE.transpose(2, 3))
-        v_RKPE.copy_(qkv_NCE[:, H + K :].view(R, P, K, E).transpose(1, 2))
+        cache.k[index].copy_(k_RKPE.transpose(2, 3))
+        cache.v[index].copy_(v_RKPE)
         mixed_RHPE = scaled_dot_product_attention(q_RHPE, k_RKPE, v_RKPE, is_causal=True, scale=1.0, enable_gqa=H != K)
-        hidden_ND.addmm_(mixed_RHPE.transpose(1, 2).reshape(N, H * E), layer.out)
-        weights.normalize(hidden_ND, norm_N1, normed_ND)
-        gate_NI, up_NI = torch.mm(normed_ND, layer.gate_up).chunk(2, -1)
+        mixed_ND = mixed_RHPE.transpose(1, 2).reshape(N, H * E)
+        if index == shape.num_layers - 1:
+            hidden_ND, mixed_ND = hidden_ND.index_select(0, last_R), mixed_ND.index_select(0, last_R)
+        hidden_ND.addmm_(mixed_ND, layer.out)
+        gate_NI, up_NI = torch.mm(weights.normalized(hidden_ND), layer.gate_up).chunk(2, -1)
         hidden_ND.addmm_(silu(gate_NI, inplace=True).mul_(up_NI), layer.down)
-    return hidden_ND.view(R, P, shape.hidden_size)
+    return hidden_ND

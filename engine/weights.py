@@ -72,8 +72,8 @@ def load_model(folder: Path) -> Qwen3:
 def save_model(model: Qwen3, folder: Path, tokenizer_from: Path) -> None:
     """Write the model with the tokenizer of ``tokenizer_from``; on disk (fsync) when it returns.
 
-    The same model gives the same bytes; the tied head is stored once. Raises ValueError where the tokenizer is missing, names no end or padding token, uses
-    one token for both, or is larger than the model's vocabulary.
+    The same model gives the same bytes; the tied head is stored once. Raises ValueError where the tokenizer is missing,
+    names no end or padding token, uses one token for both, or is larger than the model's vocabulary.
     """
     tokenizer_files = {name: (tokenizer_from / name) for name in TOKENIZER_FILES if (tokenizer_from / name).is_file()}
     end_id, pad_id = _end_and_pad(tokenizer_from, model.shape.vocab_size)
