@@ -1,26 +1,29 @@
 """The command line: ``nonet plan | run | rerun | status | lineage | ui``. One-line errors, exit codes, --json."""
 
-import json
+import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from flows.code_version import source_digest
 from flows.errors import STALE, UNEXPECTED, USER_ERROR, DiskFullError, FlowError, InterruptedRunError, is_disk_full
 from flows.graph import build_graph, descendants, find_stage
-from flows.lock import hold
+from flows.lineage import ancestors, lineage_mermaid, lineage_rows, lineage_text
+from flows.lock import hold, holder
 from flows.plan import StagePlan, check_functions, make_plan
-from flows.progress import format_s
 from flows.recipe import Recipe, load_recipe
-from flows.session import workspace_tag
+from flows.show import places_text, plan_rows, plan_text, status_text, to_json
+from flows.specs import StageResult
 from flows.store import Store
+from flows.summary import matrix_rows, matrix_text, places, ui_commands
+from flows.tracking import is_tracked
 from flows.workspace import Workspace, open_workspace, peek_workspace
 
-Command = Callable[..., None]
 _workspace = click.option(
     "--workspace", "-w", default="workspace", show_default=True, help="Folder of the stage store."
 )
@@ -29,8 +32,13 @@ _json = click.option("--json", "as_json", is_flag=True, help="Machine-readable o
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="nonet")
 def cli() -> None:
-    """From one recipe: a base model, one expert per (domain, effort), and one student that holds what they learned."""
+    """From one recipe: a base model, one expert per (domain, effort), and one student that holds what they learned.
+
+    Exit codes: 0 done, 1 something to do (plan), 2 wrong input, 3 workspace held, 4 a stage failed, 5 disk full,
+    6 Prefect server failed, 130 interrupted.
+    """
 
 
 @cli.command()
@@ -40,8 +48,9 @@ def cli() -> None:
 @_json
 def plan(recipe: str, workspace: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show what `run` would do, and why. Exit code 1 when something is to be done."""
-    plans = _plan(load_recipe(Path(recipe), overrides), peek_workspace(Path(workspace)))
-    click.echo(json.dumps(_plan_rows(plans), indent=1) if as_json else _plan_text(plans))
+    loaded = load_recipe(Path(recipe), overrides)
+    plans = _plan(loaded, peek_workspace(Path(workspace)))
+    click.echo(to_json(plan_rows(plans)) if as_json else plan_text(plans, loaded.resources.num_slots))
     if any(p.status != "cached" for p in plans.values()):
         sys.exit(STALE)
 
@@ -53,7 +62,7 @@ def plan(recipe: str, workspace: str, overrides: tuple[str, ...], as_json: bool)
 @_json
 def run(recipe: str, workspace: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Run every stage that has no result yet."""
-    _run(recipe, workspace, overrides, force=(), as_json=as_json)
+    _run(recipe, workspace, overrides, force=(), origin="run", as_json=as_json)
 
 
 @cli.command()
@@ -68,58 +77,125 @@ def rerun(
 ) -> None:
     """Run a finished stage again, and what descends from it. STAGE may be short: coding/high is expert/coding/high."""
     place = open_workspace(Path(workspace), create=False)
-    recipe, overrides = _last_recipe(place, recipe, overrides)
+    if recipe is None:
+        last = place.read_last()
+        if last is None:
+            raise ValueError(f"nothing has run in {place.root} yet; name a recipe with --recipe")
+        recipe, overrides = last["recipe"], (*last["overrides"], *overrides)
     graph = build_graph(load_recipe(Path(recipe), overrides))
     name = find_stage(graph, stage)
-    _run(recipe, workspace, overrides, force=tuple({name} if only else descendants(graph, name)), as_json=as_json)
+    force = {name} if only else descendants(graph, name)
+    _run(recipe, workspace, overrides, force=sorted(force), origin=f"rerun {name}", as_json=as_json)
 
 
-def _run(recipe: str, workspace: str, overrides: tuple[str, ...], force: tuple[str, ...], *, as_json: bool) -> None:
+@cli.command()
+@_workspace
+@_json
+def status(workspace: str, as_json: bool) -> None:
+    """Show who holds the workspace, how the last run ended and what every stage of its recipe came to."""
+    place, recipe = _last_recipe(workspace)
+    owner, last = holder(place.root), place.read_last() or {}
+    plans = _plan(recipe, place)
+    results = _results(plans)
+    if as_json:
+        running = owner.describe() if owner else None
+        row = {"workspace": str(place.root), "held_by": running, "last": last, "stages": plan_rows(plans)}
+        click.echo(to_json(row | {"matrix": matrix_rows(results), "places": places(place, results)}))
+        return
+    state = f"running: {owner.describe()}" if owner else f"last run: {last.get('state', 'none')}"
+    click.echo(f"{place.root}  {recipe.name}  {state}")
+    click.echo(status_text(plans))
+    click.echo(places_text(places(place, results)))
+
+
+@cli.command()
+@click.argument("stage", default="export")
+@click.option("--mermaid", is_flag=True, help="As a mermaid flowchart.")
+@_workspace
+@_json
+def lineage(stage: str, mermaid: bool, workspace: str, as_json: bool) -> None:
+    """Show what a stage's newest result was made from, back to the data. Default: the exported student."""
+    place, recipe = _last_recipe(workspace)
+    store = Store(place.store_path)
+    name = find_stage(build_graph(recipe), stage)
+    made = store.results(name)
+    if not made:
+        raise ValueError(f"{name} has no result in {place.root} yet; `nonet run` makes it")
+    nodes = ancestors(store, made[-1])
+    click.echo(to_json(lineage_rows(nodes)) if as_json else lineage_mermaid(nodes) if mermaid else lineage_text(nodes))
+
+
+@cli.command()
+@_workspace
+@_json
+def ui(workspace: str, as_json: bool) -> None:
+    """Print the commands that open MLflow's and Prefect's own user interfaces on a workspace."""
+    commands = ui_commands(open_workspace(Path(workspace), create=False))
+    click.echo(to_json(commands) if as_json else places_text(commands))
+
+
+def _run(
+    recipe: str, workspace: str, overrides: Sequence[str], force: Sequence[str], origin: str, *, as_json: bool
+) -> None:
+    loaded = load_recipe(Path(recipe), overrides)
+    check_functions(loaded)
     place = open_workspace(Path(workspace), create=True)
+    parameters: dict[str, Any] = {
+        "recipe": str(Path(recipe).absolute()),
+        "workspace": str(place.root),
+        "overrides": list(overrides),
+        "force": list(force),
+        "origin": origin,
+        "silent": as_json,
+    }
     with hold(place.root):
-        loaded = load_recipe(Path(recipe), overrides)
-        plans = _plan(loaded, place, frozenset(force), check="full")
-        if all(p.status == "cached" for p in plans.values()):
-            click.echo(json.dumps({"ran": []}) if as_json else "nothing to do: every stage has its result")
-            return
-        from flows.orchestrator import orchestrator
+        before = _plan(loaded, place, frozenset(force), check="full")
+        if all(p.status == "cached" for p in before.values()):
+            if not all(is_tracked(place, result) for result in _results(before).values()):
+                from flows.session import send_backlog
 
-        with orchestrator(place):
-            from flows.pipeline import run_pipeline
+                send_backlog(**parameters)
+        else:
+            _run_flow(place, parameters)
+        after = _results(_plan(loaded, place))
+    ran = [n for n, result in after.items() if before[n].result is None or before[n].result.key != result.key]  # type: ignore[union-attr]
+    if as_json:
+        click.echo(to_json({"ran": ran, "matrix": matrix_rows(after), "places": places(place, after)}))
+        return
+    if not ran:
+        click.echo("nothing to do: every stage has its result")
+    elif table := matrix_text(matrix_rows(after)):
+        click.echo(f"\n{table}\n")
+    click.echo(places_text(places(place, after)))
 
-            run_pipeline(
-                workspace_tag(place),
-                recipe=recipe,
-                workspace=workspace,
-                overrides=list(overrides),
-                force=sorted(force),
-                silent=as_json,
-            )
+
+def _run_flow(place: Workspace, parameters: dict[str, Any]) -> None:
+    from flows.orchestrator import orchestrator
+
+    with orchestrator(place):
+        from flows.pipeline import run_pipeline
+
+        run_pipeline(parameters)
 
 
 def _plan(
-    recipe: Recipe, workspace: Workspace, force: frozenset[str] = frozenset(), check: Any = "quick"
+    recipe: Recipe, place: Workspace, force: frozenset[str] = frozenset(), check: Any = "quick"
 ) -> dict[str, StagePlan]:
     check_functions(recipe)
-    return make_plan(build_graph(recipe), Store(workspace.store_path), recipe.name, source_digest(), force)
+    return make_plan(build_graph(recipe), Store(place.store_path), recipe.name, source_digest(), force, check)
 
 
-def _plan_rows(plans: dict[str, StagePlan]) -> list[dict[str, Any]]:
-    return [{"stage": n, "status": p.status, "reason": p.reason} for n, p in plans.items()]
+def _last_recipe(workspace: str) -> tuple[Workspace, Recipe]:
+    """The workspace and the resolved recipe that ran last in it."""
+    place = open_workspace(Path(workspace), create=False)
+    path = place.root / "recipe.json"
+    if not path.exists():
+        raise ValueError(f"nothing has run in {place.root} yet; `nonet run RECIPE --workspace {workspace}` does")
+    return place, Recipe.model_validate_json(path.read_text())
 
 
-def _plan_text(plans: dict[str, StagePlan]) -> str:
-    width = max(len(name) for name in plans)
-    return "\n".join(f"{p.status:<7}{n:<{width}}  {p.reason}".rstrip() for n, p in plans.items())
-
-
-def _last_recipe(workspace: Workspace, recipe: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    if recipe is not None:
-        return recipe, overrides
-    last = workspace.read_last()
-    if last is None:
-        raise ValueError(f"nothing has run in {workspace.root} yet; name a recipe with --recipe")
-    return last["recipe"], (*last["overrides"], *overrides)
+def _results(plans: dict[str, StagePlan]) -> dict[str, StageResult]:
+    return {name: p.result for name, p in plans.items() if p.result is not None}
 
 
 def main() -> None:
@@ -129,8 +205,7 @@ def main() -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(USER_ERROR)
+        _fail(error.format_message(), USER_ERROR)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted; run again: finished stages are kept", InterruptedRunError.exit_code)
     except FlowError as error:
@@ -139,11 +214,12 @@ def main() -> None:
         if is_disk_full(error):
             _fail(f"disk full: {error}; free some space and run again", DiskFullError.exit_code)
         if isinstance(error, ValueError):
-            _fail(str(error), USER_ERROR)
-        traceback.print_exc()
-        _fail(f"unexpected {type(error).__name__}: {error}", UNEXPECTED)
+            _fail(" ".join(str(error).split()), USER_ERROR)
+        path = Path(tempfile.gettempdir()) / f"nonet-error-{os.getpid()}.txt"
+        path.write_text(traceback.format_exc())
+        _fail(f"unexpected {type(error).__name__}: {error}; please report it with {path}", UNEXPECTED)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     click.echo(f"nonet: {message}", err=True)
     sys.exit(code)

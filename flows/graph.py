@@ -15,7 +15,7 @@ Graph = Mapping[str, StageSpec]
 
 
 def build_graph(recipe: Recipe) -> Graph:
-    """Every stage by name, inputs before those that need them. Configurations are complete: seeds and cells filled in."""
+    """Every stage by name, inputs before those that need them; configurations complete, seeds and cells filled in."""
     graph: dict[str, StageSpec] = {}
 
     def add(name: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
@@ -98,12 +98,12 @@ def _seeded(model: type[Any], recipe: Recipe, stage: str, section: Mapping[str, 
 
 
 def _task_set(recipe: Recipe, domain: str) -> dict[str, Any]:
-    section = recipe.domains[domain].model_dump(exclude={"traces"})
+    section = recipe.domains[domain].model_dump(include={"generator", "num_train", "num_test"})
     return _seeded(TaskSetConfig, recipe, f"tasks/{domain}", section, domain=domain)
 
 
 def _corpus(recipe: Recipe) -> dict[str, Any]:
-    paths = {d: section.model_dump(include={"generator", "traces"}) for d, section in recipe.domains.items()}
+    paths = {d: section.model_dump(exclude={"num_train", "num_test"}) for d, section in recipe.domains.items()}
     return _seeded(CorpusConfig, recipe, "corpus", recipe.corpus, domains=paths, efforts=recipe.efforts)
 
 

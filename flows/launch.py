@@ -21,7 +21,7 @@ _MAX_REPORT_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One stage function to call in a process of its own; the worker calls ``function`` with the request at ``request_path``."""
+    """One call of ``function`` with the request at ``request_path``, in a process of its own."""
 
     stage: str
     function: str
@@ -148,7 +148,7 @@ def _metrics(job: Job, returncode: int, report: Mapping[str, Any]) -> Mapping[st
         name = signal.Signals(-returncode).name
         cause = ", perhaps by the kernel for want of memory" if name == "SIGKILL" else ""
         raise StageFailedError(
-            f"the worker of stage {job.stage} was killed ({name}{cause}); run again: it goes on from its last checkpoint"
+            f"the worker of stage {job.stage} was killed ({name}{cause}); run again: it goes on from its checkpoint"
         )
     raise StageFailedError(f"the worker of stage {job.stage} ended with code {returncode}; its log: {job.log_path}")
 

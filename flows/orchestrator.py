@@ -1,12 +1,10 @@
 """The private Prefect server of a workspace: started for one run, on loopback, with its database in the workspace.
 
-Prefect's own ephemeral server does the same, but outlives a killed parent and logs to the terminal. Its first start
-migrates an empty database for 15-20 s; ``prepare_databases`` does that once per installation.
+Prefect's own ephemeral server does the same, but outlives a killed parent and logs to the terminal.
 """
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,14 +12,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from flows.errors import OrchestratorError
 from flows.launch import end_child, start_child
+from flows.templates import adopt_template
 from flows.workspace import Workspace
 
 START_TIMEOUT_S = 180.0
+_DRAIN_S = 10.0
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -40,10 +39,7 @@ class Server:
         self.port = _free_port()
         self.api_url = f"http://127.0.0.1:{self.port}/api"
         workspace.prefect_path.mkdir(exist_ok=True)
-        template = template_path("prefect")
-        database = workspace.prefect_path / "prefect.db"
-        if template.exists() and not database.exists():
-            shutil.copyfile(template, database)
+        adopt_template("prefect", workspace.prefect_path / "prefect.db")
         self._log = self.log_path.open("ab")
         self._process = _start(workspace.prefect_path, self.port, self._log)
 
@@ -82,16 +78,23 @@ def orchestrator(workspace: Workspace) -> Iterator[None]:
         import prefect.main  # noqa: F401  # a second of imports while the server starts
 
         server.wait()
-        yield
+        try:
+            yield
+        finally:
+            _send_pending()
     finally:
         os.environ.clear()
         os.environ.update(before)
         server.stop()
 
 
-def template_path(name: str) -> Path:
-    """A migrated, empty database of the installed version, kept inside the Python environment."""
-    return Path(sys.prefix) / "share" / "nonet" / f"{name}-{version(name)}.db"
+def _send_pending() -> None:
+    """What Prefect's background threads still hold goes out while there is a server; else each retries for a minute."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=_DRAIN_S, at_exit=True)
 
 
 def _settings(home: Path) -> dict[str, str]:

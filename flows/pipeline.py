@@ -5,39 +5,47 @@ corpus ─► midtrain ─► budget ─┬─► expert coding/max …   ─┬
                               └─► expert general/max …  ─┘
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prefect import flow, tags, task
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.states import Cancelled, Crashed, State
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 
 from flows.errors import InterruptedRunError
+from flows.lineage import ancestors, lineage_mermaid
 from flows.schedule import Started
 from flows.session import Session, open_session
 from flows.specs import StageResult, StageSpec
 from flows.stages import Inputs, Shop, run_stage
+from flows.summary import matrix_rows
+
+_RUNNER: Any = ThreadPoolTaskRunner()  # the schedule sees to the slots
 
 
-@flow(name="nonet", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
+@flow(name="nonet", task_runner=_RUNNER, persist_result=False, validate_parameters=True)
 def pipeline(
     recipe: str,
     workspace: str = "workspace",
     overrides: Sequence[str] = (),
     force: Sequence[str] = (),
+    origin: str = "run",
     silent: bool = False,
 ) -> Any:
-    """Runs every stage of the recipe file that has no result yet or is named in ``force``; returns result ids by stage.
+    """Runs every stage of the recipe file that has no result yet or is named in ``force``; returns folders by stage.
 
     Stages start in the order written here as soon as their inputs are there and a slot is free.
     """
     try:
-        with open_session(recipe, workspace, overrides, force, silent=silent) as session:
-            _close_abandoned_runs(session)
+        with open_session(recipe, workspace, overrides, force, origin, silent=silent) as session:
+            _close_abandoned_runs(workspace)
             stage = session.schedule(_submit_to_prefect(session.shop))
             for domain in session.recipe.domains:
                 stage(f"tasks/{domain}")
@@ -53,7 +61,9 @@ def pipeline(
             for cell in session.cells:
                 stage(f"evaluate/{cell}")
             stage("report")
-            return {name: result.result_id for name, result in stage.run().items()}
+            results = stage.run()
+            _publish(session, results)
+            return {name: str(result.folder) for name, result in results.items()}
     except InterruptedRunError as error:
         return Cancelled(message=str(error))
 
@@ -64,10 +74,10 @@ def run_one(shop: Shop, spec: StageSpec, inputs: Inputs) -> StageResult:
     return run_stage(shop, spec, inputs)
 
 
-def run_pipeline(workspace_tag: str, **parameters: Any) -> dict[str, str]:
+def run_pipeline(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Calls the flow in this process. Raises what stopped it: StageFailedError, InterruptedRunError, ValueError, ..."""
-    with tags(workspace_tag):
-        state: State[Any] = pipeline(**parameters, return_state=True)
+    call: Callable[..., Any] = pipeline
+    state: State[Any] = call(**parameters, return_state=True)
     if state.is_cancelled():
         raise InterruptedRunError(state.message or "interrupted")
     result = state.result(raise_on_failure=True)
@@ -79,7 +89,7 @@ def _submit_to_prefect(shop: Shop) -> Callable[[StageSpec, Inputs], Started]:
     futures: dict[str, Any] = {}
 
     def start(spec: StageSpec, inputs: Inputs) -> Started:
-        named = run_one.with_options(task_run_name=spec.name, tags={spec.kind, *spec.name.split("/")[1:]})
+        named: Any = run_one.with_options(task_run_name=spec.name)
         upstream = [futures[name] for name in spec.inputs.values() if name in futures]
         future: Started = named.submit(quote(shop), quote(spec), quote(inputs), wait_for=upstream)
         futures[spec.name] = future
@@ -88,17 +98,27 @@ def _submit_to_prefect(shop: Shop) -> Callable[[StageSpec, Inputs], Started]:
     return start
 
 
-def _close_abandoned_runs(session: Session) -> None:
-    """Runs of this workspace that a killed process left as Running: only one may run, and that is this one."""
-    from prefect.runtime import flow_run
+def _publish(session: Session, results: Mapping[str, StageResult]) -> None:
+    """Prefect artifacts with stable keys: the matrix, and the student's lineage."""
+    if rows := matrix_rows(results):
+        create_table_artifact(
+            key="matrix", table=[_flat(row) for row in rows], description=f"{session.recipe.name}: accuracy per cell"
+        )
+    nodes = ancestors(session.shop.store, results["export"])
+    create_markdown_artifact(key="lineage", markdown=f"```mermaid\n{lineage_mermaid(nodes)}\n```")
 
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("base", "expert", "student")
+    return {"cell": row["cell"], **{name: row[name]["sampled"] for name in names}, "recovery": row["recovery"]}
+
+
+def _close_abandoned_runs(workspace: str) -> None:
+    """Runs of this workspace that a killed process left as Running: only one may run, and that is this one."""
     active = FlowRunFilter.model_validate(
-        {
-            "tags": {"all_": [session.workspace_tag]},
-            "state": {"type": {"any_": ["RUNNING", "PENDING"]}},
-            "id": {"not_any_": [flow_run.id]},
-        }
+        {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, "id": {"not_any_": [flow_run.id]}}
     )
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=active):
-            client.set_flow_run_state(run.id, Crashed(message="its process is gone"), force=True)
+            if run.parameters.get("workspace") == workspace:
+                client.set_flow_run_state(run.id, Crashed(message="its process is gone"), force=True)

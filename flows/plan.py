@@ -41,9 +41,14 @@ class StagePlan:
 
 
 def make_plan(
-    graph: Graph, store: Store, recipe: str, code: str, forced: Set[str] = frozenset()
+    graph: Graph,
+    store: Store,
+    recipe: str,
+    code: str,
+    forced: Set[str] = frozenset(),
+    check: Literal["quick", "full"] = "quick",
 ) -> dict[str, StagePlan]:
-    """Cached: an intact result of exactly this work is there. Run: its inputs are there. Waits: for an input to be made."""
+    """Cached: an intact result of exactly this work is there. Run: its inputs are there. Waits: an input is not."""
     plans: dict[str, StagePlan] = {}
     for name, spec in graph.items():
         last = _last_result(store, name, recipe)
@@ -53,7 +58,7 @@ def make_plan(
             status, reason, result = _waiting(missing, name in forced)
         else:
             inputs = {role: made for role, stage in spec.inputs.items() if (made := plans[stage].result) is not None}
-            status, reason, result = _ready(store, spec, inputs, last, code, forced=name in forced)
+            status, reason, result = _ready(store, spec, inputs, last, code, check, forced=name in forced)
         if changes and status != "cached":
             reason = f"changed {changes[0]}" + (f" (and {len(changes) - 1} more)" if len(changes) > 1 else "")
         plans[name] = StagePlan(spec, status, reason, changes, result, last.duration_s if last is not None else None)
@@ -124,11 +129,12 @@ def _ready(
     inputs: Mapping[str, StageResult],
     last: StageResult | None,
     code: str,
+    check: Literal["quick", "full"],
     *,
     forced: bool,
 ) -> tuple[Status, str, StageResult | None]:
     fingerprint = spec.fingerprint({role: result.result_id for role, result in inputs.items()})
-    found = store.find(spec.name, fingerprint, check="quick")
+    found = store.find(spec.name, fingerprint, check=check)
     if forced:
         return "run", "forced", None
     if found is not None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from data.config import Config, CorpusConfig, DomainPaths, DottedPath, PositiveInt
+from data.config import Config, CorpusConfig, DomainSource, DottedPath, PositiveInt
 from distill.config import DistillConfig
 from engine.config import BudgetConfig, EvaluateConfig, ExportConfig, MidtrainConfig
 from experts.config import ExpertConfig
@@ -26,8 +26,8 @@ DistillSection = without(DistillConfig, ["seed", "cells"], cells=(tuple[str, ...
 EvaluateSection = without(EvaluateConfig, ["seed", "cells", "other_cells"])
 
 
-class DomainSection(DomainPaths):
-    """One domain: its two functions and the sizes of its splits."""
+class DomainSection(DomainSource):
+    """One domain: its functions, its share of the corpus and the sizes of its splits."""
 
     num_train: PositiveInt
     num_test: PositiveInt
@@ -59,7 +59,7 @@ class _Frame(Config):
 
 
 class Recipe(Config):
-    """All of a run. Tables are resolved: defaults filled in, ``experts`` one complete table a cell ``domain/effort``."""
+    """All of a run, resolved: defaults filled in, ``experts`` one complete table a cell ``domain/effort``."""
 
     name: str
     seed: int
@@ -126,12 +126,11 @@ def resolve_recipe(table: Mapping[str, Any], source: str) -> Recipe:
         }.items()
     }
     cells = [f"{domain}/{effort}" for domain in frame.domains for effort in frame.efforts]
-    recipe = Recipe(
-        **{name: getattr(frame, name) for name in ("name", "seed", "efforts", "domains", "export", "resources")},
-        functions={kind: frame.functions.get(kind, entry.function) for kind, entry in KINDS.items()},
-        experts=_resolve_experts(frame.expert, cells, source),
-        **sections,
-    )
+    kept = ("name", "seed", "efforts", "domains", "export", "resources")
+    resolved: dict[str, Any] = {name: getattr(frame, name) for name in kept} | sections
+    resolved["functions"] = {kind: frame.functions.get(kind, entry.function) for kind, entry in KINDS.items()}
+    resolved["experts"] = _resolve_experts(frame.expert, cells, source)
+    recipe = Recipe(**resolved)
     _check_sense(recipe, source)
     return recipe
 
@@ -204,8 +203,7 @@ def _check_sense(recipe: Recipe, source: str) -> None:
                 raise ValueError(
                     f"{source}: {key} = {needed}, but domains.{domain}.{have} = {num}; raise that or lower this"
                 )
-    shape = recipe.midtrain["model"]
-    if shape["num_heads"] % shape["num_kv_heads"]:
-        raise ValueError(
-            f"{source}: midtrain.model.num_heads = {shape['num_heads']} is no multiple of num_kv_heads = {shape['num_kv_heads']}"
-        )
+    num_heads, num_kv_heads = (recipe.midtrain["model"][key] for key in ("num_heads", "num_kv_heads"))
+    if num_heads % num_kv_heads:
+        key = "midtrain.model.num_heads"
+        raise ValueError(f"{source}: {key} = {num_heads} is no multiple of num_kv_heads = {num_kv_heads}")

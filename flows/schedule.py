@@ -3,6 +3,7 @@
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from flows.errors import StageFailedError
@@ -70,7 +71,7 @@ class Schedule:
         return self.results
 
     def _start_ready(self) -> None:
-        """Until nothing moves: adopts what is there already, starts what is ready; a stage too wide for now goes first later."""
+        """Adopts what is there already, starts what is ready; waits for room rather than let a later stage overtake."""
         moved = True
         while moved:
             moved = False
@@ -85,10 +86,13 @@ class Schedule:
                     moved = True
                 elif spec.resources.num_threads <= self._free_slots():
                     self._running[stage] = future = self.start(spec, inputs)
-                    future.add_done_callback(lambda _, stage=stage: self._ended.put(stage))
+                    future.add_done_callback(partial(self._tell_end, stage))
                 else:
                     return
                 self._waiting.remove(stage)
+
+    def _tell_end(self, stage: str, _: object) -> None:
+        self._ended.put(stage)
 
     def _free_slots(self) -> int:
         return self.num_slots - sum(self.graph[stage].resources.num_threads for stage in self._running)

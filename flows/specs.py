@@ -59,7 +59,7 @@ class StageResult:
     """What a stage left behind; ``inputs`` maps a role to a result id, ``manifest`` an output file to its SHA-256.
 
     ``started`` and ``created`` are seconds since the epoch; ``duration_s`` sums the attempt's working time, the parts
-    before an interruption included. ``sizes`` maps an output file to [bytes, mtime in ns]: a shortcut for checking, no identity.
+    before an interruption included. ``sizes`` maps an output file to (bytes, mtime in ns): a shortcut for checking.
     """
 
     stage: str

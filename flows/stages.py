@@ -39,7 +39,7 @@ def find_result(shop: Shop, spec: StageSpec, inputs: Inputs) -> StageResult | No
 def run_stage(shop: Shop, spec: StageSpec, inputs: Inputs) -> StageResult:
     """Does the work, going on from an interrupted attempt of it where there is one.
 
-    Raises StageFailedError, DiskFullError, InterruptedRunError, WorkspaceHeldError; the attempt then stays to be resumed.
+    Raises StageFailedError, DiskFullError, InterruptedRunError, WorkspaceHeldError; the attempt stays, to be resumed.
     """
     fingerprint = fingerprint_of(spec, inputs)
     folder = shop.store.open_attempt(spec.name, fingerprint, shop.code)

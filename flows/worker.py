@@ -1,6 +1,6 @@
 """The worker process: ``python -m flows.worker REQUEST FUNCTION REPORT_FD`` calls one stage function and reports once.
 
-The only module of flows behind which torch is loaded; its thread count comes with the environment that ``flows.launch`` sets.
+The only module of flows behind which torch is loaded; the thread count comes with the environment (flows.launch).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _WAIT_FOR_PREDECESSOR_S = 20.0
 
 
 def main(request_path: Path, function: str, report: int) -> int:
-    """Exit status 0 and ``{"metrics": …}``, or 1 and ``{"error": "user" | "disk" | "crash", "message": …}`` on ``report``."""
+    """Sends ``{"metrics": …}`` on ``report``, returns 0; or ``{"error": user | disk | crash, "message": …}`` and 1."""
     os.set_inheritable(report, False)
     try:
         request = StageRequest.load(request_path)

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import time
-from pathlib import Path
 
 from data.stage import StageRequest
 
