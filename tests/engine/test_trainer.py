@@ -102,6 +102,23 @@ def test_p7_two_ranks_with_the_global_count_sum_to_one() -> None:
     assert torch.allclose(halves, gradients_of(model, samples, 100), rtol=0, atol=1e-6)
 
 
+def test_the_number_of_threads_does_not_change_a_bit() -> None:
+    updated = []
+    threads = torch.get_num_threads()
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        try:
+            trainer = EmbeddedTrainer(make_model(), ADAMW, 10, 64)
+            updates = [trainer.update(make_samples(24, seed), cross_entropy) for seed in range(3)]
+            assert torch.get_num_threads() == num_threads
+        finally:
+            torch.set_num_threads(threads)
+        updated.append((weights_of(trainer.model), updates))
+    for weights, updates in updated[1:]:
+        assert torch.equal(weights, updated[0][0])
+        assert updates == updated[0][1]
+
+
 def test_update_reports_means_over_trained_tokens_and_counts_steps() -> None:
     samples = make_samples(6)
     trainer = EmbeddedTrainer(make_model(), ADAMW, 10, 64)
