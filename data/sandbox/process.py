@@ -216,7 +216,7 @@ def _result(status: bytes, output: bytes) -> JobResult:
         return JobResult("timeout")
     if status != zygote.EXITED:
         name = output.decode(errors="replace")
-        return JobResult("timeout" if name == "SIGXCPU" else "killed", detail=name)
+        return JobResult("timeout" if name == signal.strsignal(signal.SIGXCPU) else "killed", detail=name)
     try:
         answer = json.loads(output, parse_constant=_refuse)
         if "values" in answer:

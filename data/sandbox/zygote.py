@@ -49,20 +49,20 @@ def main(limits: Limits) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    separated = separate(requests, replies)
+    separate(requests, replies)
     gc.freeze()
-    send(replies, HELLO, json.dumps({"separated": separated}).encode())
+    send(replies, HELLO, b"")
     while (frame := receive(requests)) is not None:
         send(replies, *run_job(json.loads(frame), limits))
 
 
-def separate(requests: int, replies: int) -> bool:
+def separate(requests: int, replies: int) -> None:
     """Moves on into namespaces without network and with no other process in sight, where the kernel lets us.
 
     The process that was started stays behind and waits; when it dies so does everything in the namespaces.
     """
     if LIBC is None:
-        return False
+        return
     flags = _CLONE_NEWIPC | _CLONE_NEWPID | _CLONE_NEWNET
     separated = not LIBC.unshare(flags if os.geteuid() == 0 else flags | _CLONE_NEWUSER)
     if separated and (inner := os.fork()):
@@ -70,11 +70,10 @@ def separate(requests: int, replies: int) -> bool:
         os.close(replies)
         os.waitpid(inner, 0)
         os._exit(0)
-    LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     if separated:
         LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return separated
+    LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def run_job(job: dict[str, Any], limits: Limits) -> tuple[bytes, bytes]:
@@ -99,7 +98,8 @@ def run_job(job: dict[str, Any], limits: Limits) -> tuple[bytes, bytes]:
         return TIMED_OUT, b""
     if status == 0:
         return EXITED, output[len(READY) :]
-    return DIED, (signal.Signals(status & 127).name if status & 127 else f"exit {status >> 8}").encode()
+    number = status & 127
+    return DIED, (signal.strsignal(number) or f"signal {number}" if number else f"exit {status >> 8}").encode()
 
 
 def read_until_end(reader: int, deadline: float, most: int) -> tuple[bytes, bool]:
