@@ -1,5 +1,6 @@
 """A recipe: TOML in, a frozen and fully checked description of one run out."""
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -113,6 +114,7 @@ def parse_override(text: str) -> dict[str, Any]:
 
 def resolve_recipe(table: Mapping[str, Any], source: str) -> Recipe:
     """Checks a recipe's table as a whole. Raises ValueError in one line that names ``source`` and the key."""
+    _check_finite(table, [], source)
     frame = validate(_Frame, table, [], source)
     _check_names(frame, source)
     sections = {
@@ -163,6 +165,14 @@ def _matches(pattern: str, cell: str) -> bool:
     return len(parts) == 2 and all(part in ("*", own) for part, own in zip(parts, cell.split("/"), strict=True))
 
 
+def _check_finite(table: Mapping[str, Any], where: Sequence[str], source: str) -> None:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            _check_finite(value, [*where, key], source)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{source}: {dotted([*where, key])} = {value}: write a finite number")
+
+
 def _check_names(frame: _Frame, source: str) -> None:
     for where, names in (("domains", list(frame.domains)), ("efforts", list(frame.efforts))):
         for name in names:
@@ -173,7 +183,7 @@ def _check_names(frame: _Frame, source: str) -> None:
     for kind in [*frame.functions, *frame.resources.threads]:
         if kind not in KINDS:
             table = "functions" if kind in frame.functions else "resources.threads"
-            raise ValueError(f"{source}: unknown key {dotted([table, kind])}; {nearest(kind, list(KINDS))}")
+            raise ValueError(f"{source}: unknown key {table}.{dotted([kind])}; {nearest(kind, list(KINDS))}")
 
 
 def _check_sense(recipe: Recipe, source: str) -> None:
