@@ -107,6 +107,8 @@ class DecodeLoop:
         cache, hidden_RD = prefill(self._weights, list(prompts.values()))
         index_R = torch.from_numpy(group_R)
         batch = DecodeBatch(self._weights, cache.select(index_R), row_RW.shape[1])
+        if not bool(hidden_RD.isfinite().all()):
+            raise FloatingPointError("the sampler's weights give hidden states that are not finite; load a sound model")
         logits_BV = self._logits(hidden_RD).index_select(0, index_R.repeat_interleave(batch.width))
         length = 0
         while True:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.decode_loop import DecodeLoop, Row
-from engine.model import Qwen3
+from engine.model import ModelShape, Qwen3
 from engine.packed_weights import PackedWeights
 from engine.sampler import Completion, Respond, SampleRequest, SamplingParams
 
@@ -35,14 +35,21 @@ class EmbeddedSampler:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, respond: Respond | None = None
     ) -> list[list[Completion]]:
-        """See ``Sampler.sample``. Rows with prompts of like length share a batch."""
+        """See ``Sampler.sample``. Rows of like budget and prompt length share a batch.
+
+        Raises FloatingPointError where the weights give hidden states that are not finite.
+        """
         if self._weights is None:
             raise ValueError("the sampler has no weights; call load first")
-        rows = _rows(requests, params, self._weights.shape.max_position_embeddings)
-        rows.sort(key=lambda row: (row.room, row.number))
+        rows = _rows(requests, params, self._weights.shape)
+        if not rows:
+            return []
+        rows.sort(key=lambda row: (row.budget, row.room, row.number))
+        num_batches = -(-len(rows) // self._max_rows)
+        size = -(-len(rows) // num_batches)
         completions: dict[int, Completion] = {}
-        for start in range(0, len(rows), self._max_rows):
-            batch = rows[start : start + self._max_rows]
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
             prompts = {row.request: requests[row.request].token_ids_T for row in batch}
             results = DecodeLoop(self._weights, batch, params, respond).run(prompts, self._compact_below)
             completions |= {row.number: result for row, result in zip(batch, results, strict=True)}
@@ -50,14 +57,19 @@ class EmbeddedSampler:
         return [[next(ordered) for _ in range(request.num_samples)] for request in requests]
 
 
-def _rows(requests: Sequence[SampleRequest], params: SamplingParams, max_positions: int) -> list[Row]:
+def _rows(requests: Sequence[SampleRequest], params: SamplingParams, shape: ModelShape) -> list[Row]:
     rows: list[Row] = []
     for index, request in enumerate(requests):
-        room = max_positions - len(request.token_ids_T)
+        room = shape.max_position_embeddings - len(request.token_ids_T)
         if room < 1:
             raise ValueError(
-                f"prompt {index} has {len(request.token_ids_T)} tokens and the model's context {max_positions}: "
-                "shorten the prompt or raise max_position_embeddings"
+                f"prompt {index} has {len(request.token_ids_T)} tokens, the model's context holds "
+                f"{shape.max_position_embeddings}: shorten the prompt or raise max_position_embeddings"
+            )
+        if not 0 <= min(request.token_ids_T) <= max(request.token_ids_T) < shape.vocab_size:
+            raise ValueError(
+                f"prompt {index} has token ids outside the model's vocabulary of {shape.vocab_size}: "
+                "encode it with the model's own tokenizer"
             )
         budget = request.max_new_tokens or params.max_new_tokens
         rows += [Row(index, sample, len(rows) + sample, budget, room) for sample in range(request.num_samples)]
