@@ -42,8 +42,14 @@ class Qwen3(nn.Module):
         self.model = _Decoder(shape)
         self.register_buffer("rope_T2E", rope_table(shape), persistent=False)
 
-    def forward(self, token_ids_BT: Tensor, position_ids_BT: Tensor, visible_BTT: Tensor | None = None) -> Tensor:
-        """Final-normed hidden states (B, T, D), fp32.
+    def forward(
+        self,
+        token_ids_BT: Tensor,
+        position_ids_BT: Tensor,
+        visible_BTT: Tensor | None = None,
+        chosen_N: Tensor | None = None,
+    ) -> Tensor:
+        """Final-normed hidden states (B, T, D), fp32; with ``chosen_N``, only those at these flattened positions (N, D).
 
         ``token_ids_BT`` and ``position_ids_BT`` are int64; positions stay below ``max_position_embeddings`` (else
         IndexError). Without ``visible_BTT`` every row is one causal sequence, so that padding on the right needs no
@@ -54,10 +60,10 @@ class Qwen3(nn.Module):
             mask_B1TT = self.rope_T2E.new_zeros(visible_BTT.shape).masked_fill_(~visible_BTT, float("-inf"))[:, None]
         rope_BT2E = self.rope_T2E[position_ids_BT]
         hidden_BTD = self.model.embed_tokens(token_ids_BT)
-        for layer in self.model.layers:
+        for layer in self.model.layers[:-1]:
             hidden_BTD = layer(hidden_BTD, rope_BT2E, mask_B1TT)
-        normed_BTD: Tensor = self.model.norm(hidden_BTD)
-        return normed_BTD
+        last: Tensor = self.model.norm(self.model.layers[-1](hidden_BTD, rope_BT2E, mask_B1TT, chosen_N))
+        return last
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Next-token logits (N, V) of final-normed hidden states (N, D)."""
@@ -93,10 +99,14 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = _MLP(shape)
 
-    def forward(self, hidden_BTD: Tensor, rope_BT2E: Tensor, mask_B1TT: Tensor | None) -> Tensor:
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope_BT2E, mask_B1TT)
-        hidden_BTD = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
-        return hidden_BTD
+    def forward(
+        self, hidden_BTD: Tensor, rope_BT2E: Tensor, mask_B1TT: Tensor | None, chosen_N: Tensor | None = None
+    ) -> Tensor:
+        hidden: Tensor = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope_BT2E, mask_B1TT)
+        if chosen_N is not None:  # what follows mixes no positions: the others need not be computed
+            hidden = hidden.flatten(0, 1).index_select(0, chosen_N)
+        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return hidden
 
 
 class _Attention(nn.Module):

@@ -146,9 +146,8 @@ class EmbeddedTrainer:
 
 def state_logits(model: Qwen3, batch: Batch) -> Tensor:
     """Logits (U, V) of the states that predict trained tokens; other positions never meet the head."""
-    hidden_BTD = model(batch.token_ids_BT, batch.position_ids_BT, batch.visible_BTT)
-    logits_UV: Tensor = model.logits(hidden_BTD.flatten(0, 1).index_select(0, batch.source_U))
-    return logits_UV
+    hidden_UD = model(batch.token_ids_BT, batch.position_ids_BT, batch.visible_BTT, batch.source_U)
+    return model.logits(hidden_UD)
 
 
 def trained_logits(model: Qwen3, batch: Batch) -> Tensor:
