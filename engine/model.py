@@ -49,7 +49,7 @@ class Qwen3(nn.Module):
         visible_BTT: Tensor | None = None,
         chosen_N: Tensor | None = None,
     ) -> Tensor:
-        """Final-normed hidden states (B, T, D), fp32; with ``chosen_N``, only those at these flattened positions (N, D).
+        """Final-normed hidden states (B, T, D), fp32; with ``chosen_N``, those at these flat positions only (N, D).
 
         ``token_ids_BT`` and ``position_ids_BT`` are int64; positions stay below ``max_position_embeddings`` (else
         IndexError). Without ``visible_BTT`` every row is one causal sequence, so that padding on the right needs no
