@@ -1,0 +1,171 @@
+"""Charts as inline SVG: lines over steps, accuracy over tokens, base–expert–student on one axis.
+
+Colours are CSS classes. Every function returns a complete ``<svg>`` element, its labels escaped here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+Point = tuple[float, float]
+LEFT, RIGHT, TOP, BOTTOM = 38, 10, 8, 22
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named line; ``style`` is the CSS class that colours it."""
+
+    name: str
+    style: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A labelled point of the accuracy–token chart, with the interval of its accuracy."""
+
+    label: str
+    tokens: float
+    accuracy: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A plot's area in pixels and the data range that it shows."""
+
+    width: int
+    height: int
+    x_range: Point
+    y_range: Point
+
+    def x(self, value: float) -> float:
+        return _scale(value, self.x_range, LEFT, self.width - RIGHT)
+
+    def y(self, value: float) -> float:
+        return _scale(value, self.y_range, self.height - BOTTOM, TOP)
+
+
+def line_chart(series: Sequence[Series], label: str, *, width: int = 330, height: int = 150) -> Markup:
+    """Lines over steps, each ending in a dot. Series without points are left out; with none left the chart is empty."""
+    drawn = [s for s in series if s.points]
+    if not drawn:
+        return Markup("")
+    xs = [x for s in drawn for x, _ in s.points]
+    ys = [y for s in drawn for _, y in s.points]
+    frame = Frame(width, height, (min(xs), max(xs)), _padded(min(ys), max(ys)))
+    parts = [_axes(frame, whole_x=True)]
+    for one in drawn:
+        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in one.points)
+        x, y = one.points[-1]
+        parts.append(f'<polyline class="line {one.style}" points="{path}"/>')
+        title = escape(f"{one.name}: {_text(one.points[0][1])} → {_text(y)}")
+        parts.append(f'<circle class="dot {one.style}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3">')
+        parts.append(f"<title>{title}</title></circle>")
+    return _svg(width, height, label, parts)
+
+
+def tradeoff_chart(
+    models: Sequence[tuple[str, str, Sequence[Mark]]], label: str, *, width: int = 360, height: int = 270
+) -> Markup:
+    """Accuracy over tokens: for every (name, style, marks) a line through its efforts with intervals."""
+    marks = [mark for _, _, of_model in models for mark in of_model]
+    most = max(mark.tokens for mark in marks)
+    top = max(mark.high for mark in marks)
+    frame = Frame(width, height, (0.0, most * 1.12), (0.0, min(1.0, top * 1.08) or 1.0))
+    parts = [_axes(frame, percent_y=True)]
+    for name, style, of_model in models:
+        path = " ".join(f"{frame.x(m.tokens):.1f},{frame.y(m.accuracy):.1f}" for m in of_model)
+        parts.append(f'<polyline class="line faint {style}" points="{path}"/>')
+        for mark in of_model:
+            x, y = frame.x(mark.tokens), frame.y(mark.accuracy)
+            whisker = f'x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(mark.low):.1f}" y2="{frame.y(mark.high):.1f}"'
+            title = escape(f"{name}, {mark.label}: {mark.accuracy:.1%} at {mark.tokens:.1f} tokens")
+            parts.append(f'<line class="whisker {style}" {whisker}/>')
+            parts.append(
+                f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"><title>{title}</title></circle>'
+            )
+            side = 'text-anchor="end" dx="-8"' if style == "base" else 'dx="8"'
+            parts.append(f'<text class="tag {style}" x="{x:.1f}" y="{y + 4:.1f}" {side}>{escape(mark.label)}</text>')
+    parts.append(f'<text class="tick" x="{width - RIGHT}" y="{height - BOTTOM - 5}" text-anchor="end">tokens</text>')
+    return _svg(width, height, label, parts)
+
+
+def interval_chart(scores: Sequence[tuple[str, str, float, float, float]], label: str, *, width: int = 240) -> Markup:
+    """One row of dots with whiskers on an axis from 0 to 1: (name, style, value, low, high) each, first to last."""
+    height, step = 34, 9
+    frame = Frame(width + LEFT + RIGHT - 12, height, (0.0, 1.0), (0.0, 1.0))
+    shift = LEFT - 6
+    parts = [
+        f'<line class="grid" x1="{frame.x(x) - shift:.1f}" x2="{frame.x(x) - shift:.1f}" y1="0" y2="{height}"/>'
+        for x in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    for index, (name, style, value, low, high) in enumerate(scores):
+        y = 8 + step * index
+        ends = f'x1="{frame.x(low) - shift:.1f}" x2="{frame.x(high) - shift:.1f}" y1="{y}" y2="{y}"'
+        title = escape(f"{name}: {value:.1%} ({low:.1%} to {high:.1%})")
+        parts.append(f'<line class="whisker {style}" {ends}/>')
+        parts.append(f'<circle class="dot {style}" cx="{frame.x(value) - shift:.1f}" cy="{y}" r="4">')
+        parts.append(f"<title>{title}</title></circle>")
+    return _svg(width, height, label, parts)
+
+
+def _axes(frame: Frame, *, whole_x: bool = False, percent_y: bool = False) -> str:
+    parts = []
+    for value in ticks(*frame.y_range, count=4):
+        y = frame.y(value)
+        text = f"{value:.0%}" if percent_y else _text(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
+    for value in ticks(*frame.x_range, count=5):
+        if whole_x and value != int(value):
+            continue
+        x = f"{frame.x(value):.1f}"
+        parts.append(f'<text class="tick" x="{x}" y="{frame.height - 6}" text-anchor="middle">{_text(value)}</text>')
+    return "".join(parts)
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About ``count`` round numbers within [low, high]."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = min((power * m for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(s - raw))
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def thin(points: Sequence[Point], most: int = 160) -> list[Point]:
+    """At most ``most`` points: means over stretches of equal length."""
+    size = math.ceil(len(points) / most) or 1
+    if size == 1:
+        return list(points)
+    stretches = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(s[-1][0], sum(y for _, y in s) / len(s)) for s in stretches]
+
+
+def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> Markup:
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return Markup(f'<svg {size} role="img" aria-label="{escape(label)}">' + "".join(parts) + "</svg>")
+
+
+def _scale(value: float, of: Point, start: float, end: float) -> float:
+    share = (value - of[0]) / (of[1] - of[0]) if of[1] > of[0] else 0.5
+    return start + share * (end - start)
+
+
+def _padded(low: float, high: float) -> Point:
+    """A little air; the zero line where the values come close to it."""
+    air = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    return (0.0 if 0 <= low < 0.35 * high else low - air, high + air)
+
+
+def _text(value: float) -> str:
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.4g}"
