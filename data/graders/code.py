@@ -5,13 +5,17 @@ match when they have the same type and are equal, all the way down: 1 is not Tru
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import islice
+from typing import Any, NamedTuple
 
 from data.sandbox.process import TIER, Job, JobResult, Sandbox, Value
 from data.types import Task, Transcript, Verdict
 
 MAX_CHARS = 200
+MAX_TASKS_A_JOB = 100
 _MEMO_SIZE = 100_000
 _memo: dict[tuple[str, str], Verdict] = {}
 
@@ -19,7 +23,7 @@ _memo: dict[tuple[str, str], Verdict] = {}
 def grade(pairs: Sequence[tuple[Task, Transcript]]) -> list[Verdict]:
     """One verdict a pair; the reference is ``{"variables": [name, …], "tests": [[[input, …], expected], …]}``.
 
-    A list in ``expected`` stands for a tuple (JSON has none). Equal answers to equal tests are run once a process.
+    A list in ``expected`` stands for a tuple (JSON has none). Equal answers to equal tests are judged once a process.
     Raises ValueError for a task without tests, SandboxUnavailableError when nothing can be run on this machine.
     """
     keys = [(transcript.answer, _tests_of(task)) for task, transcript in pairs]
@@ -52,13 +56,50 @@ def _verdict(answer: str | None, tests: str, graded: Mapping[tuple[str, str], Ve
 
 
 def _run(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
-    jobs, expected = [], []
-    for answer, tests in keys:
+    """Verdicts of (answer, tests). An answer to several tasks runs once, on the inputs of all of them.
+
+    Should that fail, each is run by itself: what one task's inputs do to an answer must not decide another's verdict.
+    """
+    cases = {key: _Case.parse(*key) for key in keys}
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[str, str]]] = defaultdict(list)
+    for key, case in cases.items():
+        groups[key[0], case.variables].append(key)
+    batches = [batch for group in groups.values() for batch in _cut(group, MAX_TASKS_A_JOB)]
+    results: dict[tuple[str, str], JobResult] = {}
+    for batch, result in zip(batches, _run_each([[cases[key] for key in batch] for batch in batches]), strict=True):
+        if len(batch) == 1 or result.status == "infra":
+            results.update(dict.fromkeys(batch, result))
+        elif result.status == "ok" and len(result.values) == sum(len(cases[key].expected) for key in batch):
+            values = iter(result.values)
+            for key in batch:
+                results[key] = JobResult("ok", tuple(islice(values, len(cases[key].expected))), tier=result.tier)
+    if alone := [key for key in keys if key not in results]:
+        results.update(zip(alone, _run_each([[cases[key]] for key in alone]), strict=True))
+    return {key: _judge(results[key], case.expected) for key, case in cases.items()}
+
+
+class _Case(NamedTuple):
+    """An answer and one task's tests."""
+
+    answer: str
+    variables: tuple[str, ...]
+    inputs: tuple[tuple[Any, ...], ...]
+    expected: tuple[Value, ...]
+
+    @classmethod
+    def parse(cls, answer: str, tests: str) -> "_Case":
         variables, rows = json.loads(tests)
-        jobs.append(Job(answer, tuple(variables), tuple(tuple(inputs) for inputs, _ in rows)))
-        expected.append([_as_tuple(value) for _, value in rows])
-    results = _sandbox().run(jobs)
-    return {key: _judge(result, right) for key, result, right in zip(keys, results, expected, strict=True)}
+        inputs = tuple(tuple(values) for values, _ in rows)
+        return cls(answer, tuple(variables), inputs, tuple(_as_tuple(value) for _, value in rows))
+
+
+def _run_each(batches: Sequence[Sequence[_Case]]) -> list[JobResult]:
+    jobs = [Job(b[0].answer, b[0].variables, tuple(row for case in b for row in case.inputs)) for b in batches]
+    return _sandbox().run(jobs)
+
+
+def _cut(keys: Sequence[tuple[str, str]], size: int) -> list[Sequence[tuple[str, str]]]:
+    return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 
 def _judge(result: JobResult, expected: Sequence[Value]) -> Verdict:

@@ -14,12 +14,12 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from data.sandbox import zygote
@@ -142,7 +142,7 @@ class _Zygote:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={"PYTHONHASHSEED": "0"},  # the order of a set must not change a reward
-                cwd=Path(os.sep),
+                cwd=tempfile.gettempdir(),
                 bufsize=0,
                 start_new_session=True,
             )
@@ -221,7 +221,7 @@ def _result(status: bytes, output: bytes) -> JobResult:
         answer = json.loads(output, parse_constant=_refuse)
         if "values" in answer:
             return JobResult("ok", tuple(_decode(value) for value in answer["values"]))
-        return JobResult("error", detail=str(answer["error"])[:80])
+        return JobResult("error", detail=_text(answer["error"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return JobResult("error", detail="it wrote something that is no result")
 
@@ -238,6 +238,11 @@ def _decode(value: Any) -> Value:
         raise ValueError("not a value")
     decoded: Value = value
     return decoded
+
+
+def _text(name: object) -> str:
+    """A name that a child wrote, short and fit for any file: half a surrogate pair could not be stored."""
+    return str(name)[:80].encode(errors="replace").decode()
 
 
 def _refuse(constant: str) -> None:

@@ -91,7 +91,29 @@ def test_equal_answers_to_equal_tests_run_once(monkeypatch: pytest.MonkeyPatch) 
         text = f"c,b,a,{random.random()}"
         grade([(task(), answer(text))] * 50)
         grade([(task(), answer(text))] * 50)
-    assert calls == [1]
+        assert calls == [1]
+        others = [
+            (task([[[i, 0, 0], i]]), answer(f"a+0*{random.random()}") if i == 9 else answer(text)) for i in range(10)
+        ]
+        grade(others)
+    assert calls == [1, 2]  # two answers, however many tasks; neither failed
+
+
+def test_a_task_s_inputs_do_not_decide_another_s_verdict() -> None:
+    divides, passes = task([[[1, 2, 3], 0]]), task([[[2, 4, 1], 2], [[3, 6, 1], 1]])
+    text = answer("a//(a-1)" + " " * random.randrange(100))
+    for batch in ([divides, passes], [passes, divides]):
+        outcomes = {id(t): v.outcome for t, v in zip(batch, grade([(t, text) for t in batch]), strict=True)}
+        assert outcomes == {id(divides): "fail", id(passes): "pass"}
+        code._memo.clear()
+
+
+def test_a_large_batch_gives_each_task_its_own_verdict() -> None:
+    tasks = [task([[[i, i + 1, 0], [0, i]], [[7, i, 3], [3, 7]]]) for i in range(250)]
+    wanted = ["pass" if i % 3 else "fail" for i in range(250)]
+    verdicts = grade([(t, answer("c,a" if w == "pass" else "c,b")) for t, w in zip(tasks, wanted, strict=True)])
+    assert [v.outcome for v in verdicts] == wanted
+    assert verdicts[1].parts == {"tests": 1.0}
 
 
 def test_infra_is_neither_pass_nor_fail_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

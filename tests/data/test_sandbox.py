@@ -17,6 +17,13 @@ from data.sandbox.zygote import Limits
 # From any object to the real os module, past the few builtins that an expression is given.
 OS = "[k for k in ().__class__.__base__.__subclasses__() if k.__name__ == '_wrap_close'][0].__init__.__globals__"
 
+# Exits with 0 where this user may have namespaces of its own, as root or inside a user namespace.
+PROBE = "import ctypes, os; assert not ctypes.CDLL(None).unshare(0x68000000 | (0x10000000 if os.geteuid() else 0))"
+needs_namespaces = pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode != 0,
+    reason="without namespaces the tier 'process' does not keep hostile code from signals and file names",
+)
+
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
@@ -97,6 +104,7 @@ def test_endless_output_is_cut_off(sandbox: Sandbox) -> None:
     assert run(sandbox, "'x' * 10**6").status == "timeout"
 
 
+@needs_namespaces
 @pytest.mark.parametrize(
     ("attack", "defence"),
     [
@@ -107,6 +115,9 @@ def test_endless_output_is_cut_off(sandbox: Sandbox) -> None:
         (f"{OS}['sys'].modules['socket']", "error"),
         (f"{OS}['write'](1, b'e')", "error"),  # the zygote's own pipes are closed
         (f"{OS}['write'](0, b'[' * 60000) and {OS}['_exit'](0)", "error"),
+        (f"{OS}['mkdir']('/tmp/nonet-escape')", "error"),
+        (f"{OS}['symlink']('/etc/hostname', 'nonet-escape')", "error"),
+        (f"{OS}['execv']('/bin/true', ['true'])", "error"),
         (f"{OS}['abort']()", "killed"),
         (f"{OS}['kill']({OS}['getpid'](), 40)", "killed"),
         ("type('T', (tuple,), {'__eq__': lambda s, o: True})((a, b))", "error"),
@@ -121,12 +132,22 @@ def test_attacks_end_in_a_failure_and_leave_the_zygote_alone(sandbox: Sandbox, a
     assert zygotes() == before
 
 
+@needs_namespaces
 def test_nothing_of_this_process_is_visible(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NONET_CANARY", "secret")
     with Sandbox() as fresh:
-        result = run(fresh, f"(sorted({OS}['environ']), {OS}['getcwd']())")
-    assert result == JobResult("ok", ((["LC_CTYPE", "PYTHONHASHSEED"], "/"),))  # LC_CTYPE is the interpreter's own
+        result = run(fresh, f"sorted({OS}['environ'])")
+    assert result == JobResult("ok", (["LC_CTYPE", "PYTHONHASHSEED"],))  # LC_CTYPE is the interpreter's own
+    for path in ("/etc/hostname", "/proc/self", os.getcwd(), ".."):
+        looked = run(sandbox, f"{OS}['stat']({path!r})[3]")  # number of names that it has: the root itself has none
+        assert looked in (JobResult("error", detail="FileNotFoundError"), JobResult("ok", (0,)))
     assert run(sandbox, f"'data' in {OS}['sys'].modules or 'site' in {OS}['sys'].modules").values == (False,)
+
+
+def test_a_forged_error_is_fit_for_any_file(sandbox: Sandbox) -> None:
+    forged = '{"error": "\\ud800' + "x" * 100 + '"}'
+    result = run(sandbox, f"{OS}['write'](0, str({forged!r}).encode()) and {OS}['_exit'](0)")
+    assert result == JobResult("error", detail="?" + "x" * 79)
 
 
 def test_jobs_do_not_see_each_other(sandbox: Sandbox) -> None:
@@ -185,7 +206,7 @@ def test_an_unusable_sandbox_says_so_before_any_job() -> None:
     with pytest.raises(SandboxUnavailableError, match="does not start"):
         Sandbox(python="/nonexistent/python")
     with pytest.raises(SandboxUnavailableError, match="does not start"):
-        Sandbox(Limits(memory_bytes=1 << 12))
+        Sandbox(Limits(output_bytes=1))
 
 
 def test_closing_leaves_no_process() -> None:
