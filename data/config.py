@@ -15,11 +15,15 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DomainPaths(Config):
-    """A domain's two functions: ``generator(seed, index, split) -> Task``, ``traces(task, style, rng, step_error) -> trace``."""
+class DomainSource(Config):
+    """A domain in the corpus: ``generator(seed, index, split) -> Task`` and ``traces(task, style, rng, step_error)``.
+
+    ``share`` is its weight among the documents: 2 gives it twice as many as a domain with 1.
+    """
 
     generator: DottedPath
     traces: DottedPath
+    share: PositiveInt = 1
 
 
 class TaskSetConfig(Config):
@@ -39,7 +43,7 @@ class CorpusConfig(Config):
     of steps with a random slip. The systematic faults are the trace writers' own (see data/tasks).
     """
 
-    domains: dict[str, DomainPaths]
+    domains: dict[str, DomainSource]
     efforts: tuple[str, ...]
     seed: int
     num_documents: PositiveInt

@@ -27,11 +27,10 @@ class Document:
 
 
 def write_documents(config: CorpusConfig) -> Iterator[Document]:
-    """All documents, deterministic from ``config.seed``; the domains and efforts take turns, tasks are of the train split."""
-    writers = {
-        domain: (resolve(paths.generator), resolve(paths.traces)) for domain, paths in sorted(config.domains.items())
-    }
-    cells = [(domain, effort) for domain in writers for effort in config.efforts]
+    """All documents, deterministic from ``config.seed``; cells take turns by their share, tasks are of the train split."""
+    sources = sorted(config.domains.items())
+    writers = {domain: (resolve(source.generator), resolve(source.traces)) for domain, source in sources}
+    cells = [(domain, effort) for domain, source in sources for effort in config.efforts for _ in range(source.share)]
     for index in range(config.num_documents):
         rng = random.Random(f"corpus/{config.seed}/{index}")
         domain, effort = cells[index % len(cells)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.config import CorpusConfig, DomainPaths
+from data.config import CorpusConfig, DomainSource
 from data.corpus import Document, fit_tokenizer, write_documents
 from data.markup import Markup
 
@@ -12,7 +12,7 @@ DOMAINS = ("coding", "general", "research")
 @pytest.fixture(scope="session")
 def corpus_config() -> CorpusConfig:
     paths = {
-        d: DomainPaths(generator=f"data.tasks.{d}:make_task", traces=f"data.tasks.{d}:write_trace") for d in DOMAINS
+        d: DomainSource(generator=f"data.tasks.{d}:make_task", traces=f"data.tasks.{d}:write_trace") for d in DOMAINS
     }
     return CorpusConfig(
         domains=paths,

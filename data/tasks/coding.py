@@ -22,10 +22,11 @@ OPERATIONS: dict[str, Callable[[State], State]] = {
 }
 FAULTS: dict[str, Callable[[State], State]] = {"back": OPERATIONS["rot"], "copy": lambda s: s[1] + s[1] + s[2]}
 OPERATION_WEIGHTS = {"rot": 1, "back": 2, "flip": 1, "swap": 1, "tail": 1, "copy": 1.5}
-LENGTH_WEIGHTS = {1: 0.14, 2: 0.28, 3: 0.2, 4: 0.16, 5: 0.12, 6: 0.1}
+LENGTH_WEIGHTS = {1: 0.08, 2: 0.32, 3: 0.18, 4: 0.16, 5: 0.14, 6: 0.12}
 STARTS = [a + b + c for a in "abc" for b in "abc" for c in "abc" if not a == b == c]
 RIGHT_BACK, RIGHT_COPY, GOES_ON = 0.44, 0.44, 0.42
-HIGH_STEPS, STOP_AFTER = 3, 4
+STATES_SHOWN = {"low": 1, "high": 3}
+STOP_AFTER = 4
 NUM_TESTS = 3
 
 
@@ -59,7 +60,7 @@ def make_task(seed: int, index: int, split: Split) -> Task:
 
 
 def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -> list[tuple[str, str]]:
-    """A flawed solution in one effort's style: low answers, high writes states, max writes operation and state."""
+    """A flawed solution in one effort's style: low writes one state, high three, max every operation with its state."""
     faults = {}
     if rng.random() >= RIGHT_BACK:
         faults["back"] = FAULTS["back"]
@@ -73,10 +74,8 @@ def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -
         if rng.random() < step_error:
             state = "".join(rng.choice("abc") for _ in range(3))
         states.append(state)
-    if style == "low":
-        return [("answer", ",".join(states[-1]))]
-    if style == "high":
-        return [("think", "".join(f"={s}" for s in states[:HIGH_STEPS])), ("answer", ",".join(states[-1]))]
+    if style in STATES_SHOWN:
+        return [("think", "".join(f"={s}" for s in states[: STATES_SHOWN[style]])), ("answer", ",".join(states[-1]))]
     shown = len(steps) if goes_on else min(len(steps), STOP_AFTER)
     written = f"={task.reference['start']}"
     written += "".join(f".{step}={s}" for step, s in zip(steps[:shown], states, strict=False))

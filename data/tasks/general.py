@@ -9,9 +9,10 @@ import random
 from data.splits import split_of
 from data.types import Message, Split, Task
 
-LENGTH_WEIGHTS = {1: 0.2, 2: 0.25, 3: 0.14, 4: 0.12, 5: 0.09, 6: 0.08, 7: 0.06, 8: 0.06}
+LENGTH_WEIGHTS = {1: 0.12, 2: 0.28, 3: 0.16, 4: 0.14, 5: 0.1, 6: 0.08, 7: 0.06, 8: 0.06}
 RIGHT_PRODUCT, RIGHT_BORROW, GOES_ON = 0.44, 0.44, 0.42
-HIGH_STEPS, STOP_AFTER = 4, 5
+VALUES_SHOWN = {"low": 1, "high": 3}
+STOP_AFTER = 5
 
 Step = tuple[str, int]
 
@@ -32,7 +33,7 @@ def make_task(seed: int, index: int, split: Split) -> Task:
     while True:
         length = rng.choices(list(LENGTH_WEIGHTS), list(LENGTH_WEIGHTS.values()))[0]
         start = rng.randrange(10)
-        steps = [(rng.choice("+-**"), rng.randint(2, 6)) for _ in range(length)]
+        steps = [(rng.choice("+-**"), rng.randint(2, 5)) for _ in range(length)]
         text = str(start) + "".join(f"{operator}{operand}" for operator, operand in steps)
         if split_of(text) == split:
             break
@@ -52,7 +53,7 @@ def make_task(seed: int, index: int, split: Split) -> Task:
 
 
 def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -> list[tuple[str, str]]:
-    """A flawed solution in one effort's style: low answers, high writes values, max writes operation and value."""
+    """A flawed solution in one effort's style: low writes one value, high three, max every operation with its value."""
     right_product, right_borrow = rng.random() < RIGHT_PRODUCT, rng.random() < RIGHT_BORROW
     goes_on = rng.random() < GOES_ON
     value, values = task.reference["start"], []
@@ -62,10 +63,8 @@ def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -
         if rng.random() < step_error:
             value = rng.randrange(10)
         values.append(value)
-    if style == "low":
-        return [("answer", str(values[-1]))]
-    if style == "high":
-        return [("think", "".join(map(str, values[:HIGH_STEPS]))), ("answer", str(values[-1]))]
+    if style in VALUES_SHOWN:
+        return [("think", "".join(map(str, values[: VALUES_SHOWN[style]]))), ("answer", str(values[-1]))]
     shown = len(steps) if goes_on else min(len(steps), STOP_AFTER)
     written = str(task.reference["start"])
     written += "".join(f"{o}{n}={v}" for (o, n), v in zip(steps[:shown], values, strict=False))
