@@ -25,7 +25,9 @@ class Prompts:
     lengths: Tensor
 
     def select(self, index: Tensor) -> "Prompts":
-        """The prompts ``index`` (R',), which may repeat."""
+        """The prompts ``index`` (R',), which may repeat; these very ones, not copied, where it changes nothing."""
+        if torch.equal(index, torch.arange(self.lengths.numel())):
+            return self
         return Prompts(
             self.k.index_select(1, index), self.v.index_select(1, index), self.lengths.index_select(0, index)
         )
