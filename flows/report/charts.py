@@ -70,33 +70,34 @@ def line_chart(series: Sequence[Series], label: str, *, width: int = 330, height
 
 
 def tradeoff_chart(
-    models: Sequence[tuple[str, str, Sequence[Mark]]], label: str, *, width: int = 360, height: int = 270
+    models: Sequence[tuple[str, Sequence[Mark], bool]], label: str, *, width: int = 360, height: int = 270
 ) -> Markup:
-    """Accuracy over tokens: for every (name, style, marks) a line through its efforts with intervals."""
-    marks = [mark for _, _, of_model in models for mark in of_model]
+    """Accuracy over tokens: for every (name, marks, named) a line through its efforts, labelled where ``named``."""
+    marks = [mark for _, of_model, _ in models for mark in of_model]
     most = max(mark.tokens for mark in marks)
     top = max(mark.high for mark in marks)
     frame = Frame(width, height, (0.0, most * 1.12), (0.0, min(1.0, top * 1.08) or 1.0))
     parts = [_axes(frame, percent_y=True)]
-    for name, style, of_model in models:
+    for style, of_model, named in models:
         path = " ".join(f"{frame.x(m.tokens):.1f},{frame.y(m.accuracy):.1f}" for m in of_model)
         parts.append(f'<polyline class="line faint {style}" points="{path}"/>')
         for mark in of_model:
             x, y = frame.x(mark.tokens), frame.y(mark.accuracy)
             whisker = f'x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(mark.low):.1f}" y2="{frame.y(mark.high):.1f}"'
-            title = escape(f"{name}, {mark.label}: {mark.accuracy:.1%} at {mark.tokens:.1f} tokens")
+            title = escape(f"{style}, {mark.label}: {mark.accuracy:.1%} at {mark.tokens:.1f} tokens")
             parts.append(f'<line class="whisker {style}" {whisker}/>')
             parts.append(
                 f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"><title>{title}</title></circle>'
             )
-            side = 'text-anchor="end" dx="-8"' if style == "base" else 'dx="8"'
-            parts.append(f'<text class="tag {style}" x="{x:.1f}" y="{y + 4:.1f}" {side}>{escape(mark.label)}</text>')
+            if named:
+                at = f'x="{x - 8:.1f}" y="{y - 5:.1f}" text-anchor="end"'
+                parts.append(f'<text class="tag {style}" {at}>{escape(mark.label)}</text>')
     parts.append(f'<text class="tick" x="{width - RIGHT}" y="{height - BOTTOM - 5}" text-anchor="end">tokens</text>')
     return _svg(width, height, label, parts)
 
 
-def interval_chart(scores: Sequence[tuple[str, str, float, float, float]], label: str, *, width: int = 240) -> Markup:
-    """One row of dots with whiskers on an axis from 0 to 1: (name, style, value, low, high) each, first to last."""
+def interval_chart(scores: Sequence[tuple[str, float, float, float]], label: str, *, width: int = 176) -> Markup:
+    """One row of dots with whiskers on an axis from 0 to 1: (name, value, low, high) each, first to last."""
     height, step = 34, 9
     frame = Frame(width + LEFT + RIGHT - 12, height, (0.0, 1.0), (0.0, 1.0))
     shift = LEFT - 6
@@ -104,10 +105,10 @@ def interval_chart(scores: Sequence[tuple[str, str, float, float, float]], label
         f'<line class="grid" x1="{frame.x(x) - shift:.1f}" x2="{frame.x(x) - shift:.1f}" y1="0" y2="{height}"/>'
         for x in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
-    for index, (name, style, value, low, high) in enumerate(scores):
+    for index, (style, value, low, high) in enumerate(scores):
         y = 8 + step * index
         ends = f'x1="{frame.x(low) - shift:.1f}" x2="{frame.x(high) - shift:.1f}" y1="{y}" y2="{y}"'
-        title = escape(f"{name}: {value:.1%} ({low:.1%} to {high:.1%})")
+        title = escape(f"{style}: {value:.1%} ({low:.1%} to {high:.1%})")
         parts.append(f'<line class="whisker {style}" {ends}/>')
         parts.append(f'<circle class="dot {style}" cx="{frame.x(value) - shift:.1f}" cy="{y}" r="4">')
         parts.append(f"<title>{title}</title></circle>")
@@ -161,11 +162,11 @@ def _scale(value: float, of: Point, start: float, end: float) -> float:
 
 def _padded(low: float, high: float) -> Point:
     """A little air; the zero line where the values come close to it."""
-    air = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    return (0.0 if 0 <= low < 0.35 * high else low - air, high + air)
+    air = 0.06 * (high - low) or abs(high) * 0.2 or 1.0
+    return (0.0 if 0 <= low < 0.35 * high or low == high >= 0 else low - air, high + air)
 
 
 def _text(value: float) -> str:
     if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.4g}"

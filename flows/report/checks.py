@@ -19,13 +19,13 @@ def run_checks(inputs: Inputs, cells: Figures, summary: Figures) -> list[dict[st
     mean = summary["sampled"]["recovery"]
     weak = [c for c in cells if not _clear_gain(cells[c]["sampled"])]
     known = {c: cells[c]["sampled"]["recovery"]["value"] for c in cells if cells[c]["sampled"]["recovery"]}
-    low = [f"{cell} {value:.2f}" for cell, value in known.items() if value < MIN_RECOVERY]
+    low = [f"{cell} {value:.3f}" for cell, value in known.items() if value < MIN_RECOVERY]
     found = [
         ("Every expert beats the base by 10 points or more, intervals apart", not weak, _names(weak)),
         (
             f"Mean recovery is {MIN_MEAN_RECOVERY} or more",
             mean is not None and mean["value"] >= MIN_MEAN_RECOVERY,
-            "no cell has a gap" if mean is None else f"{mean['value']:.2f}",
+            "no cell has a gap" if mean is None else f"{mean['value']:.3f}",
         ),
         (f"No cell recovers less than {MIN_RECOVERY:.2f}", bool(known) and not low, _names(low)),
     ]

@@ -79,7 +79,7 @@ def render(inputs: Inputs, figures: Figures) -> str:
 
 
 def _intervals(cell: str, scores: Mapping[str, Any]) -> Markup:
-    rows = [(m, m, scores[m]["accuracy"], scores[m]["low"], scores[m]["high"]) for m in MODELS]
+    rows = [(m, scores[m]["accuracy"], scores[m]["low"], scores[m]["high"]) for m in MODELS]
     return interval_chart(rows, f"accuracy in {cell} at T = 1")
 
 
@@ -88,7 +88,7 @@ def _tradeoff(inputs: Inputs, cells: Mapping[str, Any], domain: str) -> Markup:
     for model in MODELS:
         scores = {cell.split("/")[1]: cells[cell]["sampled"][model] for cell in inputs.cells_of(domain)}
         marks = [Mark(effort, s["tokens"], s["accuracy"], s["low"], s["high"]) for effort, s in scores.items()]
-        models.append((model, model, marks))
+        models.append((model, marks, model != "student"))
     return tradeoff_chart(models, f"accuracy over tokens in {domain}")
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.report.charts import ticks
 from flows.report.inputs import Stage
 
 MAX_IDLE_S = 60.0
+MAX_TICKS = 9
+TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 NAME, ROW, WIDTH, RIGHT = 190, 19, 1080, 64
 
 
@@ -53,7 +54,8 @@ def gantt_chart(timeline: Sequence[Mapping[str, Any]]) -> Markup:
         return NAME + seconds / end * (WIDTH - NAME - RIGHT)
 
     parts = []
-    for value in ticks(0.0, end, count=8):
+    step = next((s for s in TICKS_S if end / s <= MAX_TICKS), end / MAX_TICKS)
+    for value in (i * step for i in range(int(end / step) + 1)):
         parts.append(f'<line class="grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="4" y2="{height - 20}"/>')
         parts.append(
             f'<text class="tick" x="{x(value):.1f}" y="{height - 5}" text-anchor="middle">{clock(value)}</text>'
