@@ -55,7 +55,7 @@ def main(limits: Limits) -> None:
     gc.freeze()
     send(replies, HELLO, b"")
     while (frame := receive(requests)) is not None:
-        send(replies, *run_job(json.loads(frame), limits))
+        send(replies, *run_job(json.loads(frame), limits, requests))
 
 
 def separate(requests: int, replies: int) -> None:
@@ -91,8 +91,11 @@ def leave_files() -> None:
         os.chroot(".")
 
 
-def run_job(job: dict[str, Any], limits: Limits) -> tuple[bytes, bytes]:
-    """Status and output of one child. Its output counts only with ``EXITED``: a clean exit in time."""
+def run_job(job: dict[str, Any], limits: Limits, requests: int) -> tuple[bytes, bytes]:
+    """Status and output of one child. Its output counts only with ``EXITED``: a clean exit in time.
+
+    A child is ended early when ``requests``, where the next job would come from, has lost its other end.
+    """
     reader, writer = os.pipe()
     try:
         pid = os.fork()
@@ -103,7 +106,7 @@ def run_job(job: dict[str, Any], limits: Limits) -> tuple[bytes, bytes]:
     if pid == 0:
         run_child(job, writer, limits)
     os.close(writer)
-    output, ended = read_until_end(reader, time.monotonic() + limits.wall_s, limits.output_bytes)
+    output, ended = read_until_end(reader, requests, time.monotonic() + limits.wall_s, limits.output_bytes)
     os.close(reader)
     os.kill(pid, signal.SIGKILL)  # a no-op for a child that exits: its status is already set when its pipe closes
     _, status = os.waitpid(pid, 0)
@@ -117,13 +120,17 @@ def run_job(job: dict[str, Any], limits: Limits) -> tuple[bytes, bytes]:
     return DIED, (signal.strsignal(number) or f"signal {number}" if number else f"exit {status >> 8}").encode()
 
 
-def read_until_end(reader: int, deadline: float, most: int) -> tuple[bytes, bool]:
-    """What a child writes until it ends; False when it did not by the deadline or wrote more than ``most`` bytes."""
+def read_until_end(reader: int, requests: int, deadline: float, most: int) -> tuple[bytes, bool]:
+    """What a child writes until it ends; False when it was late, wrote over ``most`` bytes or lost its reader."""
     output = b""
     poll = select.poll()
     poll.register(reader, select.POLLIN)
+    poll.register(requests, 0)  # only to hear that it hung up
     while (left := deadline - time.monotonic()) > 0:
-        if poll.poll(left * 1000):
+        ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
+        if requests in ready:
+            return output, False
+        if ready:
             chunk = os.read(reader, 1 << 16)
             if not chunk:
                 return output, True
