@@ -17,7 +17,6 @@ from engine.packed_weights import PackedLayer, PackedWeights, as_complex
 from engine.prefill import Prompts
 
 SLOT_STEP = 8
-SMALLEST_PRODUCT = 400  # torch.bmm sends products with fewer multiplications to a slow loop
 
 
 class DecodeBatch:
@@ -106,9 +105,7 @@ class DecodeBatch:
         self._v_slot = self._v[..., length - 1, :].transpose(2, 3)
 
     def _num_slots(self, length: int) -> int:
-        shape = self._weights.shape
-        smallest = -(-SMALLEST_PRODUCT // (self._weights.num_groups * shape.head_dim))
-        return -(-max(length, smallest) // SLOT_STEP) * SLOT_STEP
+        return -(-max(length, self._weights.min_keys) // SLOT_STEP) * SLOT_STEP
 
     def _prepare_rows(self) -> None:
         """Buffers and views that last until the rows change."""

@@ -18,6 +18,8 @@ from torch import Tensor
 from engine.draw import padded_size
 from engine.model import Qwen3
 
+SMALLEST_PRODUCT = 400  # torch.bmm sends matrices with fewer multiplications to a slow loop
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
@@ -43,6 +45,7 @@ class PackedWeights:
         self.head_DV[:, : shape.vocab_size] = head_VD.t()
         self.rope_TE = torch.complex(model.rope_T2E[:, 0, : E // 2], model.rope_T2E[:, 1, E // 2 :])
         self.num_groups = shape.num_heads // shape.num_kv_heads
+        self.min_keys = -(-SMALLEST_PRODUCT // (self.num_groups * E))  # that a row's queries should meet in one product
         self.hidden_eps = torch.tensor((D * eps) ** 0.5)
         self.head_eps = E * eps
 

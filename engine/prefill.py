@@ -18,7 +18,10 @@ TOKENS_AT_ONCE = 1024  # keeps a pass's activations in the cache of a core
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Keys (L, R, K, E, P), values (L, R, K, P, E) and lengths (R,) of prompts, zero right of a prompt's end."""
+    """Keys (L, R, K, E, P), values (L, R, K, P, E) and lengths (R,) of prompts, zero right of a prompt's end.
+
+    P may be above the longest prompt: see ``PackedWeights.min_keys``.
+    """
 
     k: Tensor
     v: Tensor
@@ -35,7 +38,7 @@ class Prompts:
 
 def prefill(weights: PackedWeights, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, Tensor]:
     """The prompts' cache and the hidden states (R, D) after each one's last token."""
-    shape, R, P = weights.shape, len(prompts), max(map(len, prompts))
+    shape, R, P = weights.shape, len(prompts), max(weights.min_keys, *map(len, prompts))
     K, E = shape.num_kv_heads, shape.head_dim
     cache = Prompts(
         k=torch.zeros(shape.num_layers, R, K, E, P),
