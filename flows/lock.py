@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.errors import WorkspaceHeldError
+from flows.lifeline import process_start
 
 HEARTBEAT_S = 5.0
 STALE_S = 60.0
@@ -101,7 +102,7 @@ def hold(root: Path) -> Iterator[Lease]:
             )
         token = (owner.token if owner is not None else 0) + 1
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:120]
-        _write(root, Owner(token, socket.gethostname(), os.getpid(), _process_start(os.getpid()), command, time.time()))
+        _write(root, Owner(token, socket.gethostname(), os.getpid(), process_start(os.getpid()), command, time.time()))
     lease = _held[root] = Lease(root, token)
     lease.start()
     try:
@@ -120,25 +121,9 @@ def holder(root: Path) -> Owner | None:
 def _is_alive(root: Path, owner: Owner) -> bool:
     if owner.pid == 0:
         return False
-    if owner.host == socket.gethostname() and _process_start(owner.pid) != owner.process_start:
+    if owner.host == socket.gethostname() and process_start(owner.pid) != owner.process_start:
         return False
     return time.time() - (root / "lock.json").stat().st_mtime < STALE_S
-
-
-def _process_start(pid: int) -> str:
-    """Field 22 of /proc/<pid>/stat; without a /proc only whether the process is there. Empty: it is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return ""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        pass
-    return "alive"
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from flows.errors import OrchestratorError
 from flows.launch import end_child, start_child
@@ -101,11 +102,11 @@ def _settings(home: Path) -> dict[str, str]:
     return {**_SETTINGS, "PREFECT_HOME": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
 
 
-def _start(home: Path, port: int, log: object) -> "subprocess.Popen[bytes]":
+def _start(home: Path, port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     own = {"PREFECT_UI_ENABLED": "false", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
     command = [sys.executable, "-m", "flows.server", str(port)]
-    return start_child(command, log, environment={**kept, **_settings(home), **own})
+    return start_child(command, log, {**kept, **_settings(home), **own})
 
 
 def _free_port() -> int:

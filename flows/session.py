@@ -98,7 +98,8 @@ def open_session(
     graph = build_graph(loaded)
     place = open_workspace(Path(workspace), create=True)
     with hold(place.root) as lease:
-        shop = Shop.open(Store(place.store_path), lease, loaded.name)
+        modules = [spec.function.partition(":")[0] for spec in graph.values()]
+        shop = Shop.open(Store(place.store_path), lease, loaded.name, modules)
         plans = make_plan(graph, shop.store, loaded.name, shop.code, frozenset(force))
         progress = Progress(plans, loaded.resources.num_slots, silent=silent)
         tracker = Tracker(place, loaded, origin, progress.note)

@@ -1,7 +1,7 @@
 """One stage, from specification to record: find or open its attempt, launch the worker, hash what it wrote, commit."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from data.stage import StageRequest
@@ -27,8 +27,9 @@ class Shop:
     commit: str
 
     @staticmethod
-    def open(store: Store, lease: Lease, recipe: str) -> "Shop":
-        return Shop(store, lease, Children(), recipe, source_digest(), git_commit())
+    def open(store: Store, lease: Lease, recipe: str, modules: Sequence[str] = ()) -> "Shop":
+        """``modules`` are what the workers will import."""
+        return Shop(store, lease, Children(modules), recipe, source_digest(), git_commit())
 
 
 def find_result(shop: Shop, spec: StageSpec, inputs: Inputs) -> StageResult | None:

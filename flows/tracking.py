@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def connect(workspace: Workspace, experiment: str) -> tuple["MlflowClient", str]
     from mlflow import MlflowClient
 
     adopt_template("mlflow", workspace.root / "mlflow.db")
+    with contextlib.closing(sqlite3.connect(workspace.root / "mlflow.db")) as connection:
+        connection.execute("PRAGMA user_version")  # MLflow itself would try a broken database for minutes
     mlflow.set_tracking_uri(workspace.mlflow_uri)
     client = MlflowClient(workspace.mlflow_uri, registry_uri=workspace.mlflow_uri)
     found = client.get_experiment_by_name(experiment)

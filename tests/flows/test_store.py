@@ -32,7 +32,9 @@ def statuses(plans: dict[str, StagePlan]) -> dict[str, str]:
 @pytest.fixture
 def shop(workspace: Path) -> Iterator[Shop]:
     with hold(open_workspace(workspace, create=True).root) as lease:
-        yield Shop.open(Store(workspace / "store"), lease, "fake")
+        shop = Shop.open(Store(workspace / "store"), lease, "fake")
+        yield shop
+        shop.children.kill()
 
 
 def results(recipe: Path, workspace: Path) -> dict[str, StageResult]:
