@@ -27,7 +27,7 @@ class Document:
 
 
 def write_documents(config: CorpusConfig) -> Iterator[Document]:
-    """All documents, deterministic from ``config.seed``; cells take turns by their share, tasks are of the train split."""
+    """All documents, deterministic from ``config.seed``; cells take turns by share, tasks come from train."""
     sources = sorted(config.domains.items())
     writers = {domain: (resolve(source.generator), resolve(source.traces)) for domain, source in sources}
     cells = [(domain, effort) for domain, source in sources for effort in config.efforts for _ in range(source.share)]
@@ -87,7 +87,9 @@ def make_tasks(config: TaskSetConfig, attempts_per_task: int = 20) -> dict[str, 
         )
     overlap = test.keys() & {task_key(task) for task in train}
     if overlap:
-        raise ValueError(f"{config.generator}: {len(overlap)} test tasks are in train too; decide the split with split_of")
+        raise ValueError(
+            f"{config.generator}: {len(overlap)} test tasks are in train too; decide the split with split_of"
+        )
     return {"train": train, "test": list(test.values())}
 
 

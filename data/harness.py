@@ -1,4 +1,4 @@
-"""Episodes as the environment sees them: a turn that ends in a call gets a tool's result, any other turn ends it all."""
+"""Episodes as the environment sees them: a turn that ends in a call gets a tool's result, any other ends it all."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -48,7 +48,9 @@ def grade(pairs: Sequence[tuple[Task, Transcript]]) -> list[Verdict]:
         indices = list(members)
         results = resolve(path)([pairs[i] for i in indices])
         if len(results) != len(indices):
-            raise ValueError(f"grader {path} gave {len(results)} verdicts for {len(indices)} episodes; it owes one each")
+            raise ValueError(
+                f"grader {path} gave {len(results)} verdicts for {len(indices)} episodes; it owes one each"
+            )
         verdicts.update(zip(indices, results, strict=True))
     return [verdicts[i] for i in range(len(pairs))]
 

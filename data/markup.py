@@ -41,8 +41,9 @@ class Markup:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
-        missing = [token for token, id_ in ids.items() if id_ is None]
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        ids = {token: vocabulary[token] for token in SPECIAL_TOKENS if token in vocabulary}
+        missing = [token for token in SPECIAL_TOKENS if token not in ids]
         if missing:
             raise ValueError(f"the tokenizer lacks the markup's special tokens {missing}; train it with data.tokenizer")
         tokenizer.encode_special_tokens = True
@@ -62,7 +63,7 @@ class Markup:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def render_prompt(self, task: Task, effort: str) -> Prompt:
-        """The task at one effort. Global options (effort, then the system text) come first, so that a cache is shared."""
+        """The task at one effort. Global options (effort, then the system text) come first: a cache is shared."""
         options = " ".join([effort, *(m.text for m in task.messages if m.role == "system")])
         ids = [self._ids[SYSTEM], *self.encode(options)]
         for message in task.messages:

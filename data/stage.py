@@ -1,7 +1,7 @@
 """What a worker is told and what it leaves behind: the contract between the control plane and every stage function.
 
-A stage function has the form ``run(request: StageRequest) -> dict[str, float]``: it reads ``request.inputs``, writes its
-result under ``request.output_path`` and returns summary metrics. It may keep checkpoints under
+A stage function has the form ``run(request: StageRequest) -> dict[str, float]``: it reads ``request.inputs``, writes
+its result under ``request.output_path`` and returns summary metrics. It may keep checkpoints under
 ``request.checkpoint_path``; when it starts again in the same folder it goes on from the last good one, bit for bit.
 """
 

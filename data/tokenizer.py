@@ -15,10 +15,15 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of at most ``vocab_size`` entries (Sennrich et al. 2016; bytes as in GPT-2). Raises ValueError below 256."""
+    """Byte-level BPE of at most ``vocab_size`` entries (Sennrich et al. 2016; bytes as in GPT-2).
+
+    Raises ValueError when not even the bytes and the markup fit.
+    """
     smallest = 256 + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
-        raise ValueError(f"corpus.vocab_size = {vocab_size} cannot hold 256 bytes and the markup; use at least {smallest}")
+        raise ValueError(
+            f"corpus.vocab_size = {vocab_size} cannot hold 256 bytes and the markup; use at least {smallest}"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,6 +1,6 @@
 """The merge loop: multi-teacher on-policy distillation of one student.
 
-prompts -> sampler -> teachers -> divergence to the teacher -> pack -> trainer -> publish weights -> metrics -> checkpoint
+prompts -> sampler -> teachers -> divergence to teacher -> pack -> trainer -> publish weights -> metrics -> checkpoint
 """
 
 import time
@@ -16,22 +16,27 @@ from distill.objective import loss_of, rollout_metrics, teacher_kl
 from distill.teachers import Teachers
 from engine.budget import load_budgets
 from engine.checkpoint import load_latest, save_checkpoint
+from engine.embedded_sampler import EmbeddedSampler
 from engine.episodes import run_episodes
 from engine.metrics import MetricsLog, seed_for
-from engine.embedded_sampler import EmbeddedSampler
 from engine.supervised import batches_of
 from engine.trainer import EmbeddedTrainer
 from engine.weights import load_model, save_model
 
 
 def train(request: StageRequest) -> dict[str, float]:
-    """Merges every ``teacher/<cell>`` input into the ``start`` input; writes the student's folder. Resumes bit for bit."""
+    """Merges every ``teacher/<cell>`` input into the ``start`` input; writes the student's folder.
+
+    Killed and started again, it goes on from its last checkpoint, bit for bit.
+    """
     config = DistillConfig.model_validate(request.config)
     start = request.input("start")
     markup = load_markup(start)
     tasks = {d: load_tasks(request.input(f"tasks/{d}"), "train") for d in {c.split("/")[0] for c in config.cells}}
     budgets = load_budgets(request.input("budget"))
-    folders = {role.removeprefix("teacher/"): path for role, path in request.inputs.items() if role.startswith("teacher/")}
+    folders = {
+        role.removeprefix("teacher/"): path for role, path in request.inputs.items() if role.startswith("teacher/")
+    }
     trainer = EmbeddedTrainer(load_model(start), config.optimizer, config.num_steps, config.tokens_per_micro_batch)
     teachers = Teachers(folders, config.cells, markup.vocab_size, config.tokens_per_micro_batch)
     loss = loss_of(config)

@@ -24,7 +24,9 @@ class Teachers:
     def __init__(self, folders: Mapping[str, Path], cells: Sequence[str], vocab_size: int, tokens_per_micro_batch: int):
         missing = sorted(set(cells) - folders.keys())
         if missing:
-            raise ValueError(f"no teacher for {missing}; the merge has {sorted(folders)}: add the expert or drop the cell")
+            raise ValueError(
+                f"no teacher for {missing}; the merge has {sorted(folders)}: add the expert or drop the cell"
+            )
         self._models = {cell: _load_frozen(folders[cell]) for cell in cells}
         self._tokens_per_micro_batch = tokens_per_micro_batch
         for cell, model in self._models.items():

@@ -12,9 +12,9 @@ from data.stages import load_tasks
 from data.tokenizer import load_markup
 from data.types import Group
 from engine.config import BudgetConfig
+from engine.embedded_sampler import EmbeddedSampler
 from engine.episodes import run_episodes
 from engine.metrics import seed_for
-from engine.embedded_sampler import EmbeddedSampler
 from engine.weights import load_model
 
 

@@ -22,7 +22,7 @@ def run_episodes(
     """``num_samples`` graded rollouts of every prompt, in the prompts' order.
 
     ``budgets`` maps a cell to the most tokens that the policy may sample in one episode: a rollout that has spent them
-    ends with ``finish_reason`` "length" and fails. Temperature 0 is greedy. Raises KeyError for a cell without a budget.
+    ends with ``finish_reason`` "length" and fails. Temperature 0 is greedy. Raises KeyError for a cell without budget.
     """
     harness = Harness(markup, max_turns)
 

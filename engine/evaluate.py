@@ -15,16 +15,16 @@ from data.tokenizer import load_markup
 from data.types import Group, Task
 from engine.budget import load_budgets
 from engine.config import EvaluateConfig
+from engine.embedded_sampler import EmbeddedSampler
 from engine.episodes import run_episodes
 from engine.metrics import seed_for
-from engine.embedded_sampler import EmbeddedSampler
 from engine.weights import load_model
 
 NUM_BOOTSTRAP = 2000
 
 
 def evaluate(request: StageRequest) -> dict[str, float]:
-    """Scores the ``model`` input; writes ``output/cells.json`` and every rollout as ``output/rollouts`` (a data set)."""
+    """Scores the ``model`` input; writes ``output/cells.json`` and every rollout, ``output/rollouts`` (a data set)."""
     config = EvaluateConfig.model_validate(request.config)
     folder = request.input("model")
     markup = load_markup(folder)
@@ -93,7 +93,8 @@ def score(groups: Sequence[Group]) -> dict[str, Any]:
         "truncated": float(np.mean([r.finish_reason == "length" for r in rollouts])),
         "infra": len(rollouts) - sum(len(row) for row in correct_PG),
         "pass_at_k": {
-            str(k): float(np.mean([pass_at_k(len(row), sum(row), k) for row in correct_PG if len(row) >= k])) for k in ks
+            str(k): float(np.mean([pass_at_k(len(row), sum(row), k) for row in correct_PG if len(row) >= k]))
+            for k in ks
         },
     }
 

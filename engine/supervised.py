@@ -48,7 +48,7 @@ def midtrain(request: StageRequest) -> dict[str, float]:
 
 
 def batches_of(num_rows: int, batch_size: int, seed: int, start: int = 0) -> Iterator[list[int]]:
-    """Row indices of batch ``start``, ``start + 1``, …: every epoch a new permutation, nothing dropped between epochs."""
+    """Row indices of batch ``start``, ``start + 1``, …: every epoch a new permutation, nothing dropped."""
     position = start * batch_size
     order: list[int] = []
     epoch = -1

@@ -12,10 +12,10 @@ from data.stages import load_tasks
 from data.tokenizer import load_markup
 from engine.budget import load_budgets
 from engine.checkpoint import load_latest, save_checkpoint
+from engine.embedded_sampler import EmbeddedSampler
 from engine.episodes import run_episodes
 from engine.losses import clipped_policy_gradient
 from engine.metrics import MetricsLog, seed_for
-from engine.embedded_sampler import EmbeddedSampler
 from engine.supervised import batches_of
 from engine.trainer import EmbeddedTrainer
 from engine.weights import load_model, save_model
@@ -26,7 +26,10 @@ KEPT_GROUPS = 2  # groups stored at every checkpoint, to be read
 
 
 def train(request: StageRequest) -> dict[str, float]:
-    """Trains the ``start`` input on the ``tasks`` input within ``budget``; writes the expert's folder. Resumes bit for bit."""
+    """Trains the ``start`` input on the ``tasks`` input within ``budget``; writes the expert's folder.
+
+    Killed and started again, it goes on from its last checkpoint, bit for bit.
+    """
     config = ExpertConfig.model_validate(request.config)
     start = request.input("start")
     markup = load_markup(start)

@@ -1,7 +1,7 @@
 """Research: follow one to four links through a corpus with a search tool, and answer with a citation.
 
-``Ann.friend.boss`` asks for the boss of Ann's friend. Each task has a corpus of its own (so that nothing can be known by
-heart); ``search`` answers ``Ann.friend`` with the value and its document, ``Bo@k``, and some searches fail once. The
+``Ann.friend.boss`` asks for the boss of Ann's friend. Each task has a corpus of its own (so that nothing can be known
+by heart); ``search`` answers ``Ann.friend`` with the value and its document, ``Bo@k``, and some searches fail once. The
 traces are wrong on purpose, one coin a document: most cite nothing, ask about the first person again at the second
 link, and give up when a search fails.
 """
@@ -64,7 +64,7 @@ def _draw_corpus(rng: random.Random) -> tuple[str, list[str], dict[str, list[str
 
 
 def search(task: Task, query: str, history: Sequence[str]) -> str:
-    """``value@document`` for a query such as ``Ann.friend``; ``none`` when nothing is found, or at first when it fails."""
+    """``value@document`` for a query such as ``Ann.friend``; ``none`` when nothing is found or it fails once."""
     documents = task.reference["documents"]
     if query not in documents or (query in task.reference["fails"] and query not in history):
         return NOTHING
