@@ -28,7 +28,8 @@ def test_round_trip_and_load_from_disk_agree(tmp_path: Path) -> None:
 
 def test_same_bytes_in_another_process(tmp_path: Path) -> None:
     digest = save_rows(ROWS, tmp_path / "one")
-    code = f"from pathlib import Path; from data.arrow import save_rows; print(save_rows({ROWS!r}, Path({str(tmp_path / 'two')!r})))"
+    folder = str(tmp_path / "two")
+    code = f"import pathlib, data.arrow; print(data.arrow.save_rows({ROWS!r}, pathlib.Path({folder!r})))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == digest
     assert digests(tmp_path / "one") == digests(tmp_path / "two")

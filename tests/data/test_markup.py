@@ -1,4 +1,4 @@
-"""The markup: prompts, completions and their masks round-trip; text cannot forge a special token; the template agrees."""
+"""The markup: completions and masks round-trip; text cannot forge a special token; the chat template agrees."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

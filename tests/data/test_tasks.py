@@ -100,7 +100,9 @@ def test_research_answer_is_reached_by_searching() -> None:
 
 
 @pytest.mark.parametrize(("domain", "effort"), [(d, e) for d in MODULES for e in ("low", "high", "max")])
-def test_traces_are_mostly_wrong_in_the_declared_ways_and_right_without_faults(domain: str, effort: str, monkeypatch) -> None:
+def test_traces_are_mostly_wrong_in_the_declared_ways_and_right_without_faults(
+    domain: str, effort: str, monkeypatch
+) -> None:
     module = MODULES[domain]
     tasks = [module.make_task(1, index, "train") for index in range(300)]
 
@@ -110,7 +112,16 @@ def test_traces_are_mostly_wrong_in_the_declared_ways_and_right_without_faults(d
         return Counter(v.outcome for v in verdicts)["pass"] / len(tasks)
 
     flawed = accuracy()
-    for name in ("RIGHT_PRODUCT", "RIGHT_BORROW", "RIGHT_BACK", "RIGHT_COPY", "CITES", "NEXT_PERSON", "RETRIES", "GOES_ON"):
+    for name in (
+        "RIGHT_PRODUCT",
+        "RIGHT_BORROW",
+        "RIGHT_BACK",
+        "RIGHT_COPY",
+        "CITES",
+        "NEXT_PERSON",
+        "RETRIES",
+        "GOES_ON",
+    ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, 1.0)
     assert flawed < 0.75 * accuracy()
@@ -130,7 +141,11 @@ def research_verdict(task: Task, *channels: tuple[str, str]) -> str:
 
 
 def test_a_citation_must_have_been_retrieved_in_this_episode() -> None:
-    task = next(t for i in range(50) if len((t := research.make_task(2, i, "train")).reference["documents"]) and "." in t.messages[-1].text)
+    task = next(
+        t
+        for i in range(50)
+        if len((t := research.make_task(2, i, "train")).reference["documents"]) and "." in t.messages[-1].text
+    )
     answer = f"{task.reference['answer']}@{task.reference['document']}"
     other = "z" if task.reference["document"] != "z" else "y"
     assert research_verdict(task, ("call", "q"), ("result", answer), ("answer", answer)) == "pass"
