@@ -14,14 +14,14 @@ from flows.code_version import source_digest
 from flows.errors import STALE, UNEXPECTED, USER_ERROR, DiskFullError, FlowError, InterruptedRunError, is_disk_full
 from flows.graph import build_graph, descendants, find_stage
 from flows.lineage import ancestors, lineage_mermaid, lineage_rows, lineage_text
-from flows.lock import hold, holder
+from flows.lock import holder
 from flows.plan import StagePlan, check_functions, make_plan
 from flows.recipe import Recipe, load_recipe
+from flows.session import Session, open_session
 from flows.show import places_text, plan_rows, plan_text, status_text, to_json
 from flows.specs import StageResult
 from flows.store import Store
 from flows.summary import matrix_rows, matrix_text, places, ui_commands
-from flows.tracking import is_tracked
 from flows.workspace import Workspace, open_workspace, peek_workspace
 
 _workspace = click.option(
@@ -137,52 +137,45 @@ def ui(workspace: str, as_json: bool) -> None:
 def _run(
     recipe: str, workspace: str, overrides: Sequence[str], force: Sequence[str], origin: str, *, as_json: bool
 ) -> None:
-    loaded = load_recipe(Path(recipe), overrides)
-    check_functions(loaded)
-    place = open_workspace(Path(workspace), create=True)
     parameters: dict[str, Any] = {
         "recipe": str(Path(recipe).absolute()),
-        "workspace": str(place.root),
+        "workspace": str(Path(workspace).absolute()),
         "overrides": list(overrides),
         "force": list(force),
         "origin": origin,
         "silent": as_json,
     }
-    with hold(place.root):
-        before = _plan(loaded, place, frozenset(force), check="full")
-        if all(p.status == "cached" for p in before.values()):
-            if not all(is_tracked(place, result) for result in _results(before).values()):
-                from flows.session import send_backlog
-
-                send_backlog(**parameters)
+    with open_session(**parameters) as session:
+        if session.is_complete:
+            session.adopt()
         else:
-            _run_flow(place, parameters)
-        after = _results(_plan(loaded, place))
-    ran = [n for n, result in after.items() if before[n].result is None or before[n].result.key != result.key]  # type: ignore[union-attr]
+            _run_flow(session, parameters)
+    results = session.results
+    where = places(session.workspace, results)
     if as_json:
-        click.echo(to_json({"ran": ran, "matrix": matrix_rows(after), "places": places(place, after)}))
+        click.echo(to_json({"ran": session.ran, "matrix": matrix_rows(results), "places": where}))
         return
-    if not ran:
+    if not session.ran:
         click.echo("nothing to do: every stage has its result")
-    elif table := matrix_text(matrix_rows(after)):
+    elif table := matrix_text(matrix_rows(results)):
         click.echo(f"\n{table}\n")
-    click.echo(places_text(places(place, after)))
+    click.echo(places_text(where))
 
 
-def _run_flow(place: Workspace, parameters: dict[str, Any]) -> None:
+def _run_flow(session: Session, parameters: dict[str, Any]) -> None:
     from flows.orchestrator import orchestrator
 
-    with orchestrator(place):
+    children = session.shop.children
+    children.warm_up()
+    with orchestrator(session.workspace, children.stopping):
         from flows.pipeline import run_pipeline
 
         run_pipeline(parameters)
 
 
-def _plan(
-    recipe: Recipe, place: Workspace, force: frozenset[str] = frozenset(), check: Any = "quick"
-) -> dict[str, StagePlan]:
+def _plan(recipe: Recipe, place: Workspace) -> dict[str, StagePlan]:
     check_functions(recipe)
-    return make_plan(build_graph(recipe), Store(place.store_path), recipe.name, source_digest(), force, check)
+    return make_plan(build_graph(recipe), Store(place.store_path), recipe.name, source_digest())
 
 
 def _last_recipe(workspace: str) -> tuple[Workspace, Recipe]:

@@ -62,6 +62,12 @@ class Children:
             raise InterruptedRunError(f"stage {job.stage} was stopped")
         return _metrics(job, answer)
 
+    def warm_up(self) -> None:
+        """Starts importing what the workers will need, while something else takes its time."""
+        with self._lock:
+            if not self.stopping.is_set():
+                self._open_nursery()
+
     def stop(self) -> None:
         """No new worker starts from here on; the running ones get SIGTERM, and SIGKILL after ``GRACE_S``."""
         self.stopping.set()
@@ -104,7 +110,7 @@ class Children:
         return ours
 
     def _open_nursery(self) -> socket.socket:
-        """Starts it with the first job, and again should it have died."""
+        """Starts it where there is none, and again should it have died."""
         if self._nursery is not None and self._jobs is not None and self._nursery.poll() is None:
             return self._jobs
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

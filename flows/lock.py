@@ -84,16 +84,9 @@ class Lease:
                 os.utime(self.root / "lock.json")
 
 
-_held: dict[Path, Lease] = {}
-
-
 @contextlib.contextmanager
 def hold(root: Path) -> Iterator[Lease]:
-    """Holds the workspace for the block; nested calls in one process share the lease. Raises WorkspaceHeldError."""
-    root = root.resolve()
-    if root in _held:
-        yield _held[root]
-        return
+    """Holds the workspace for the block. Raises WorkspaceHeldError that names the owner."""
     with _guard(root):
         owner = _read(root)
         if owner is not None and _is_alive(root, owner):
@@ -103,12 +96,11 @@ def hold(root: Path) -> Iterator[Lease]:
         token = (owner.token if owner is not None else 0) + 1
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:120]
         _write(root, Owner(token, socket.gethostname(), os.getpid(), process_start(os.getpid()), command, time.time()))
-    lease = _held[root] = Lease(root, token)
+    lease = Lease(root, token)
     lease.start()
     try:
         yield lease
     finally:
-        del _held[root]
         lease.release()
 
 

@@ -22,7 +22,8 @@ from flows.lifeline import tie_to_parent, watch
 from flows.worker import main as run_worker
 
 _MAX_JOB_BYTES = 1 << 16
-_QUIET_S = 0.3
+_QUIET_S = 0.2
+_LATE_IMPORTS = ("datasets", "torch._dynamo")  # what a first save of rows and a first torch optimizer import: 4 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def main(jobs: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
         if not ready and waiting:
             with contextlib.suppress(Exception):  # the stage itself will say what is wrong with its module
                 importlib.import_module(waiting.pop(0))
+            if not waiting and "torch" in sys.modules:
+                waiting = [name for name in _LATE_IMPORTS if name not in sys.modules]
 
 
 def _become_worker(

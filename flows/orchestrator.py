@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from flows.errors import OrchestratorError
+from flows.errors import InterruptedRunError, OrchestratorError
 from flows.launch import end_child, start_child
 from flows.templates import adopt_template
 from flows.workspace import Workspace
@@ -44,10 +45,12 @@ class Server:
         self._log = self.log_path.open("ab")
         self._process = _start(workspace.prefect_path, self.port, self._log)
 
-    def wait(self) -> None:
-        """Raises OrchestratorError when the server ends or does not answer in time."""
+    def wait(self, stopping: threading.Event) -> None:
+        """Raises OrchestratorError when the server ends or does not answer in time, InterruptedRunError."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
+            if stopping.is_set():
+                raise InterruptedRunError("the run was stopped while the Prefect server was starting")
             if self._process.poll() is not None:
                 raise OrchestratorError(f"the Prefect server ended at once; its log: {self.log_path}")
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
@@ -64,7 +67,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def orchestrator(workspace: Workspace) -> Iterator[None]:
+def orchestrator(workspace: Workspace, stopping: threading.Event) -> Iterator[None]:
     """Points Prefect at a server for the block: the one that PREFECT_API_URL names, or a private one.
 
     Must be entered before prefect is imported: its settings are read once.
@@ -78,7 +81,7 @@ def orchestrator(workspace: Workspace) -> Iterator[None]:
     try:
         import prefect.main  # noqa: F401  # a second of imports while the server starts
 
-        server.wait()
+        server.wait(stopping)
         try:
             yield
         finally:

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from flows.errors import INTERRUPTED, InterruptedRunError
 from flows.graph import Graph, build_graph
-from flows.launch import Children
 from flows.lineage import ancestors, lineage_mermaid
 from flows.lock import hold
 from flows.plan import StagePlan, check_functions, make_plan
@@ -29,7 +27,10 @@ from flows.workspace import Workspace, open_workspace, write_json
 
 @dataclass(frozen=True)
 class Session:
-    """One run. Told by the schedule what happens to the stages, it prints and tracks."""
+    """One run. Told by the schedule what happens to the stages, it prints and tracks.
+
+    ``results`` fills while it runs; ``ran`` names what this run made itself.
+    """
 
     workspace: Workspace
     recipe: Recipe
@@ -40,11 +41,17 @@ class Session:
     progress: Progress
     tracker: Tracker
     results: dict[str, StageResult] = field(default_factory=dict)
+    ran: list[str] = field(default_factory=list)
 
     @property
     def cells(self) -> list[str]:
         """The cells in the order in which their experts can start."""
         return [name.removeprefix("expert/") for name in self.graph if name.startswith("expert/")]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage had its result when the session was opened."""
+        return all(plan.status == "cached" for plan in self.plans.values())
 
     def schedule(self, start: Callable[[StageSpec, Inputs], Started]) -> Schedule:
         """``start`` begins a stage's work elsewhere and returns its future."""
@@ -53,10 +60,13 @@ class Session:
             self.progress.start(spec.name, self.plans[spec.name].reason)
             return start(spec, inputs)
 
-        def find(spec: StageSpec, inputs: Inputs) -> StageResult | None:
-            return None if spec.name in self.forced else find_result(self.shop, spec, inputs)
+        return Schedule(self.graph, self.recipe.resources.num_slots, self._find, begin, observer=self)
 
-        return Schedule(self.graph, self.recipe.resources.num_slots, find, begin, observer=self)
+    def adopt(self) -> None:
+        """For a complete session: all results at once. MLflow gets what it lacks of them."""
+        for plan in self.plans.values():
+            assert plan.result is not None, plan
+            self.found(plan.result)
 
     def found(self, result: StageResult) -> None:
         self.progress.cached(result)
@@ -64,10 +74,23 @@ class Session:
 
     def ended(self, result: StageResult) -> None:
         self.progress.end(result)
+        self.ran.append(result.stage)
         self._keep(result)
 
     def failed(self, stage: str, error: BaseException) -> None:
         self.progress.failed(stage, str(error))
+
+    def close(self, status: str) -> None:
+        """Waits for the tracker; the parent run gets the lineage of what there is."""
+        last = self.results.get("export")
+        nodes = ancestors(self.shop.store, last) if last is not None and self.ran else {}
+        self.tracker.close(status, {"lineage.mmd": lineage_mermaid(nodes)} if nodes else {})
+
+    def _find(self, spec: StageSpec, inputs: Inputs) -> StageResult | None:
+        if spec.name in self.forced:
+            return None
+        planned = self.plans[spec.name].result  # every byte was checked when the session was opened
+        return planned if planned is not None else find_result(self.shop, spec, inputs)
 
     def _keep(self, result: StageResult) -> None:
         self.results[result.stage] = result
@@ -75,11 +98,8 @@ class Session:
             spec = self.graph[result.stage]
             self.tracker.submit(Finished(result, {role: self.results[name] for role, name in spec.inputs.items()}))
 
-    def close(self, status: str) -> None:
-        """Waits for the tracker; the parent run gets the lineage of what there is."""
-        last = self.results.get("export")
-        nodes = ancestors(self.shop.store, last) if last is not None else {}
-        self.tracker.close(status, {"lineage.mmd": lineage_mermaid(nodes)} if nodes else {})
+
+_open: dict[Path, Session] = {}
 
 
 @contextlib.contextmanager
@@ -92,7 +112,15 @@ def open_session(
     *,
     silent: bool = False,
 ) -> Iterator[Session]:
-    """Holds the workspace, reads and checks the recipe, plans. Raises ValueError, WorkspaceHeldError, DiskFullError."""
+    """Reads and checks the recipe, holds the workspace, plans. Raises ValueError, WorkspaceHeldError, DiskFullError.
+
+    Inside an open session of the same workspace it is that session: the command opens one while the Prefect server is
+    still starting, a deployment only inside its flow.
+    """
+    if (current := _open.get(Path(workspace).absolute())) is not None:
+        with _stopped_by_signals(current):  # Prefect has set its own handlers meanwhile
+            yield current
+        return
     loaded = load_recipe(Path(recipe), overrides)
     check_functions(loaded)
     graph = build_graph(loaded)
@@ -100,26 +128,17 @@ def open_session(
     with hold(place.root) as lease:
         modules = [spec.function.partition(":")[0] for spec in graph.values()]
         shop = Shop.open(Store(place.store_path), lease, loaded.name, modules)
-        plans = make_plan(graph, shop.store, loaded.name, shop.code, frozenset(force))
+        plans = make_plan(graph, shop.store, loaded.name, shop.code, frozenset(force), check="full")
         progress = Progress(plans, loaded.resources.num_slots, silent=silent)
         tracker = Tracker(place, loaded, origin, progress.note)
         session = Session(place, loaded, graph, plans, frozenset(force), shop, progress, tracker)
         last = {"recipe": str(Path(recipe).absolute()), "overrides": list(overrides), "origin": origin}
-        with _stopped_by_signals(shop.children, progress), _remembered(session, last):
-            yield session
-
-
-def send_backlog(**parameters: Any) -> None:
-    """For when there is nothing to run, but MLflow lacks earlier results: adopting each stage sends it."""
-    with open_session(**parameters) as session:
-
-        def refuse(spec: StageSpec, inputs: Inputs) -> Started:
-            raise AssertionError(f"{spec.name} has a result")
-
-        schedule = session.schedule(refuse)
-        for stage in session.graph:
-            schedule(stage)
-        schedule.run()
+        _open[place.root] = session
+        try:
+            with _stopped_by_signals(session), _remembered(session, last):
+                yield session
+        finally:
+            del _open[place.root]
 
 
 @contextlib.contextmanager
@@ -144,18 +163,22 @@ def _remembered(session: Session, row: Mapping[str, object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(children: Children, progress: Progress) -> Iterator[None]:
+def _stopped_by_signals(session: Session) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the workers and let the run wind down; a second one ends everything at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    children = session.shop.children
 
     def handle(number: int, frame: FrameType | None) -> None:
         if children.stopping.is_set():
             children.kill()
             os._exit(INTERRUPTED)
         children.stop()
-        progress.note("stopping: finished stages are kept, the others go on from their last checkpoint next time")
+        session.progress.note(
+            "stopping: finished stages are kept, the others go on from their last checkpoint next time"
+        )
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

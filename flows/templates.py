@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def make_templates() -> None:
         if not template_path("prefect").exists():
             server = Server(workspace)
             try:
-                server.wait()
+                server.wait(threading.Event())
             finally:
                 server.stop()
             _keep("prefect", workspace.prefect_path / "prefect.db")

@@ -51,9 +51,11 @@ class Tracker:
         self._status = "FINISHED"
         self._artifacts: dict[str, str] = {}
         self._thread = threading.Thread(target=self._work, name="nonet-tracking", daemon=True)
-        self._thread.start()
 
     def submit(self, finished: Finished) -> None:
+        """The first one starts the thread, and with it MLflow."""
+        if self._thread.ident is None:
+            self._thread.start()
         self._queue.put(finished)
 
     def close(self, status: str, artifacts: Mapping[str, str]) -> None:
@@ -61,7 +63,8 @@ class Tracker:
         self._status = status
         self._artifacts = dict(artifacts)
         self._queue.put(None)
-        self._thread.join(timeout=_CLOSE_TIMEOUT_S)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
     def _work(self) -> None:
         failed: BaseException | None = None

@@ -9,12 +9,18 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run as MlflowRun
 
-from flows.session import send_backlog
+from flows.session import open_session
 from flows.specs import StageResult
 from flows.store import Store
 from flows.tracking import MARKER
 
 Run = Callable[..., dict[str, StageResult]]
+
+
+def run_again(recipe: Path, workspace: Path) -> None:
+    """A run with nothing to do."""
+    with open_session(str(recipe), str(workspace), silent=True) as session:
+        session.adopt()
 
 
 def client_of(workspace: Path) -> MlflowClient:
@@ -85,7 +91,7 @@ def test_sending_again_makes_no_second_copy(recipe: Path, finished: Path) -> Non
     before = {name: len(found) for name, found in runs_of(finished).items()}
     for marker in (finished / "store").rglob(MARKER):
         marker.unlink()
-    send_backlog(recipe=str(recipe), workspace=str(finished), silent=True)
+    run_again(recipe, finished)
     after = runs_of(finished)
     assert {name: len(found) for name, found in after.items() if name != "fake run"} == {
         name: num for name, num in before.items() if name != "fake run"
@@ -107,7 +113,7 @@ def test_a_dead_tracking_server_does_not_stop_a_run_and_gets_the_backlog(
     assert not marker.exists()
     (finished / "mlflow.db").rmdir()
     (finished / "away.db").rename(finished / "mlflow.db")
-    send_backlog(recipe=str(recipe), workspace=str(finished), silent=True)
+    run_again(recipe, finished)
     run_id = json.loads(marker.read_text())["run_id"]
     runs = runs_of(finished)["expert/coding/high"]
     assert {r.data.tags["nonet.attempt"] for r in runs} == {"1", "2"}
