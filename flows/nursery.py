@@ -5,7 +5,9 @@ a stage that comes early need not wait for them. A job comes as one JSON line wi
 channel on which the run reads ``{"pid": …}``, what the worker reports, and ``{"status": …}`` when it has ended.
 """
 
+import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -16,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from flows.lifeline import tie_to_parent, watch
 from flows.worker import main as run_worker
@@ -36,7 +38,7 @@ class Tools:
 
 
 def main(jobs: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
-    """Forks a worker a job until the socket closes. Returns in each worker too, when its stage has ended."""
+    """Forks a worker a job until the socket closes."""
     wakeup, bell = os.pipe()
     os.set_blocking(bell, False)
     os.set_blocking(wakeup, False)
@@ -57,6 +59,7 @@ def main(jobs: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
                 return
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
+            gc.freeze()  # the workers' collections then leave the shared pages alone
             if (pid := os.fork()) == 0:
                 _become_worker(tools, channels, json.loads(message), descriptors)
             log, channel = descriptors
@@ -72,7 +75,7 @@ def main(jobs: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
 
 def _become_worker(
     tools: Tools, channels: Mapping[int, int], job: Mapping[str, Any], descriptors: Sequence[int]
-) -> None:
+) -> NoReturn:
     """The child's side of the fork: its own group, log and thread count; then the stage, and the end."""
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -87,7 +90,12 @@ def _become_worker(
     os.environ.update(job["environment"])
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(job["num_threads"])
-    sys.exit(run_worker(Path(job["request"]), job["function"], channel))
+    code = run_worker(Path(job["request"]), job["function"], channel)
+    atexit._run_exitfuncs()  # what a stage left to be tidied; taking down the inherited modules would cost a second
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def _reap(channels: dict[int, int]) -> None:
