@@ -77,6 +77,7 @@ def _open_run(client: "MlflowClient", experiment_id: str, parent_id: str, result
     tags = {
         "mlflow.runName": result.stage,
         "mlflow.parentRunId": parent_id,
+        "mlflow.source.name": result.function,
         "mlflow.source.git.commit": result.git_commit,
         "nonet.key": result.key,
         "nonet.kind": result.kind,

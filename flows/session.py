@@ -12,7 +12,7 @@ from types import FrameType
 
 from flows.errors import INTERRUPTED, InterruptedRunError
 from flows.graph import Graph, build_graph
-from flows.lineage import ancestors, lineage_mermaid
+from flows.lineage import ancestors, lineage_mermaid, lineage_text
 from flows.lock import hold
 from flows.plan import StagePlan, check_functions, make_plan
 from flows.progress import Progress
@@ -21,6 +21,7 @@ from flows.schedule import Schedule, Started
 from flows.specs import StageResult, StageSpec
 from flows.stages import Inputs, Shop, find_result
 from flows.store import Store
+from flows.summary import matrix_rows, matrix_text
 from flows.tracking import Finished, Tracker, is_tracked
 from flows.workspace import Workspace, open_workspace, write_json
 
@@ -81,10 +82,12 @@ class Session:
         self.progress.failed(stage, str(error))
 
     def close(self, status: str) -> None:
-        """Waits for the tracker; the parent run gets the lineage of what there is."""
+        """Waits for the tracker; the parent run gets the matrix and the lineage, where there are any."""
         last = self.results.get("export")
         nodes = ancestors(self.shop.store, last) if last is not None and self.ran else {}
-        self.tracker.close(status, {"lineage.mmd": lineage_mermaid(nodes)} if nodes else {})
+        artifacts = {"lineage.mmd": lineage_mermaid(nodes), "lineage.txt": lineage_text(nodes)} if nodes else {}
+        table = matrix_text(matrix_rows(self.results))
+        self.tracker.close(status, artifacts, f"```\n{table}\n```" if table else "")
 
     def _find(self, spec: StageSpec, inputs: Inputs) -> StageResult | None:
         if spec.name in self.forced:

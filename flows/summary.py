@@ -18,7 +18,7 @@ def matrix_rows(results: Mapping[str, StageResult]) -> list[dict[str, Any]]:
     """
     base, student = _cells(results.get("evaluate/base")), _cells(results.get("evaluate/student"))
     rows = []
-    for cell in base:
+    for cell in results["evaluate/base"].config["cells"] if base else ():
         scores = {"base": base.get(cell), "expert": _cells(results.get(f"evaluate/{cell}")).get(cell)}
         scores["student"] = student.get(cell)
         if all(scores.values()):
@@ -32,7 +32,7 @@ def matrix_text(rows: list[dict[str, Any]]) -> str:
         return ""
     width = max(len(row["cell"]) for row in rows)
     head = "".join(f"{name:>21}" for name in ("base", "expert", "student"))
-    lines = [f"{'accuracy at T=1 (greedy) / tokens':<{width}}"[:width] + head + f"{'recovery':>10}"]
+    lines = ["accuracy at T = 1 (greedy) / tokens", f"{'':<{width}}{head}{'recovery':>10}"]
     for row in rows:
         figures = "".join(f"{_figure(row[name]):>21}" for name in ("base", "expert", "student"))
         recovery = "no gap" if row["recovery"] is None else f"{row['recovery']:.2f}"

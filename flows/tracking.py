@@ -11,6 +11,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,7 +49,9 @@ class Tracker:
         self._origin = origin
         self._say = say
         self._queue: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
+        self._started = time.time()
         self._status = "FINISHED"
+        self._note = ""
         self._artifacts: dict[str, str] = {}
         self._thread = threading.Thread(target=self._work, name="nonet-tracking", daemon=True)
 
@@ -58,9 +61,13 @@ class Tracker:
             self._thread.start()
         self._queue.put(finished)
 
-    def close(self, status: str, artifacts: Mapping[str, str]) -> None:
-        """``status`` is MLflow's (FINISHED, FAILED, KILLED); ``artifacts`` are texts for the parent run, by name."""
+    def close(self, status: str, artifacts: Mapping[str, str], note: str) -> None:
+        """``status`` is MLflow's (FINISHED, FAILED, KILLED).
+
+        ``artifacts`` are texts for the parent run by file name, ``note`` (markdown) is shown on top of it.
+        """
         self._status = status
+        self._note = note
         self._artifacts = dict(artifacts)
         self._queue.put(None)
         if self._thread.ident is not None:
@@ -103,11 +110,13 @@ class Tracker:
                 return str(last["run_id"])
         tags = {
             "mlflow.runName": f"{self._recipe.name} {self._origin}",
+            "mlflow.source.name": "nonet",
             "nonet.recipe": self._recipe.name,
             "nonet.origin": self._origin,
             "nonet.workspace": str(self._workspace.root),
         }
-        run_id: str = client.create_run(experiment_id, tags=tags).info.run_id
+        started = int(self._started * 1000)
+        run_id: str = client.create_run(experiment_id, start_time=started, tags=tags).info.run_id
         client.log_dict(run_id, self._recipe.model_dump(mode="json"), "recipe.json")
         write_json(path, {"recipe": identity, "run_id": run_id, "finished": False})
         return run_id
@@ -115,6 +124,8 @@ class Tracker:
     def _close_parent(self, client: "MlflowClient", parent_id: str) -> None:
         for name, text in self._artifacts.items():
             client.log_text(parent_id, text, name)
+        if self._note:
+            client.set_tag(parent_id, "mlflow.note.content", self._note)
         client.set_terminated(parent_id, self._status)
         path = self._workspace.root / "mlflow-run.json"
         write_json(path, json.loads(path.read_text()) | {"finished": self._status == "FINISHED"})
@@ -139,7 +150,8 @@ def connect(workspace: Workspace, experiment: str) -> tuple["MlflowClient", str]
     found = client.get_experiment_by_name(experiment)
     if found is not None:
         return client, found.experiment_id
-    return client, client.create_experiment(experiment, artifact_location=workspace.artifacts_path.as_uri())
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return client, client.create_experiment(experiment, workspace.artifacts_path.as_uri(), tags)
 
 
 def send(client: "MlflowClient", experiment_id: str, parent_id: str, recipe: Recipe, finished: Finished) -> None:
