@@ -6,9 +6,10 @@ corpus ─► midtrain ─► budget ─┬─► expert coding/max …   ─┬
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
@@ -21,6 +22,7 @@ from prefect.utilities.annotations import quote
 
 from flows.errors import InterruptedRunError
 from flows.lineage import ancestors, lineage_mermaid
+from flows.progress import figures, format_s
 from flows.schedule import Started
 from flows.session import Session, open_session
 from flows.specs import StageResult, StageSpec
@@ -30,7 +32,12 @@ from flows.summary import matrix_rows
 _RUNNER: Any = ThreadPoolTaskRunner()  # the schedule sees to the slots
 
 
-@flow(name="nonet", task_runner=_RUNNER, persist_result=False, validate_parameters=True)
+def _run_name() -> str:
+    parameters = flow_run.parameters
+    return f"{Path(parameters['recipe']).stem} {parameters['origin']}"
+
+
+@flow(name="nonet", flow_run_name=_run_name, task_runner=_RUNNER, persist_result=False, validate_parameters=True)
 def pipeline(
     recipe: str,
     workspace: str = "workspace",
@@ -71,7 +78,9 @@ def pipeline(
 @task(cache_policy=NO_CACHE, persist_result=False)
 def run_one(shop: Shop, spec: StageSpec, inputs: Inputs) -> StageResult:
     """A stage as a Prefect task: only its small record passes through Prefect, never a weight."""
-    return run_stage(shop, spec, inputs)
+    result = run_stage(shop, spec, inputs)
+    get_run_logger().info("%s  %s  %s", format_s(result.duration_s), figures(result), result.folder)
+    return result
 
 
 def run_pipeline(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -30,8 +30,7 @@ class Progress:
 
     def end(self, result: StageResult) -> None:
         self._left.pop(result.stage, None)
-        figures = " · ".join(f"{name} {value:.4g}" for name, value in list(result.metrics.items())[:_NUM_METRICS])
-        self._say("✓", "green", result.stage, f"{format_s(result.duration_s):>6}  {figures}{self._outlook()}")
+        self._say("✓", "green", result.stage, f"{format_s(result.duration_s):>6}  {figures(result)}{self._outlook()}")
 
     def cached(self, result: StageResult) -> None:
         if result.stage in self._left:
@@ -61,6 +60,11 @@ class Progress:
         if not known or len(known) < len(self._left):
             return ""
         return f"  (about {format_s(sum(known) / self._num_slots)} left)"
+
+
+def figures(result: StageResult) -> str:
+    """The first few of a stage's metrics, on one line."""
+    return " · ".join(f"{name} {value:.4g}" for name, value in list(result.metrics.items())[:_NUM_METRICS])
 
 
 def format_s(seconds: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from flows.plan import StagePlan
-from flows.progress import format_s
+from flows.progress import figures, format_s
 from flows.specs import StageResult
 
 Plans = Mapping[str, StagePlan]
@@ -50,8 +50,8 @@ def status_text(plans: Plans) -> str:
     width = max(len(name) for name in plans)
     lines = []
     for name, p in plans.items():
-        figures = _figures(p.result) if p.result is not None else p.reason
-        lines.append(f"{_status(p)}{name:<{width}}  {figures}".rstrip())
+        made = f"{format_s(p.result.duration_s):>6}  {figures(p.result)}" if p.result is not None else p.reason
+        lines.append(f"{_status(p)}{name:<{width}}  {made}".rstrip())
     return "\n".join(lines)
 
 
@@ -68,11 +68,6 @@ def _result_row(result: StageResult | None) -> dict[str, Any]:
         "duration_s": result.duration_s,
         "metrics": dict(result.metrics),
     }
-
-
-def _figures(result: StageResult) -> str:
-    figures = " · ".join(f"{name} {value:.4g}" for name, value in list(result.metrics.items())[:3])
-    return f"{format_s(result.duration_s):>6}  {figures}"
 
 
 def places_text(where: Mapping[str, str]) -> str:
