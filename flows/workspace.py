@@ -96,7 +96,7 @@ def write_json(path: Path, row: dict[str, Any]) -> None:
     """Atomic and durable: a new file, fsynced, renamed into place."""
     temporary = path.with_name(path.name + ".new")
     with temporary.open("w") as file:
-        file.write(json.dumps(row, indent=1, sort_keys=True) + "\n")
+        file.write(json.dumps(row, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
