@@ -75,10 +75,14 @@ def _sample(
 def score(groups: Sequence[Group]) -> dict[str, Any]:
     """Accuracy with its 95 % interval (bootstrap over tasks), mean sampled tokens, share cut off, unbiased pass@k.
 
-    Rollouts with an infra verdict count neither way; a task that has no other is left out.
+    Rollouts with an infra verdict count neither way; a task that has no other is left out. Raises ValueError when no
+    task is left.
     """
     graded = [[v.outcome == "pass" for v in g.verdicts_G if v.outcome != "infra"] for g in groups]
     correct_PG = [row for row in graded if row]
+    if not correct_PG:
+        reason = groups[0].verdicts_G[0].reason
+        raise ValueError(f"no rollout of {groups[0].prompt.cell} could be graded ({reason}): see to its grader")
     rollouts = [r for g in groups for r in g.rollouts_G]
     accuracy, low, high = bootstrap_mean([float(np.mean(row)) for row in correct_PG], NUM_BOOTSTRAP, seed=0)
     num_samples = max(len(row) for row in correct_PG)
