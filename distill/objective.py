@@ -33,13 +33,19 @@ def teacher_kl(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Accuracy of the student's own rollouts (overall and by cell), sampled tokens, share cut off."""
+    """Accuracy of the student's own graded rollouts (overall and by cell), sampled tokens, share cut off.
+
+    Raises ValueError when none could be graded.
+    """
     outcomes: dict[str, list[bool]] = defaultdict(list)
     for group in groups:
         outcomes[group.prompt.cell] += [v.outcome == "pass" for v in group.verdicts_G if v.outcome != "infra"]
     rollouts = [r for g in groups for r in g.rollouts_G]
+    graded = [o for cell in outcomes.values() for o in cell]
+    if not graded:
+        raise ValueError(f"none of the rollouts of {sorted(outcomes)} could be graded: see to the graders")
     return {
-        "accuracy": float(np.mean([o for cell in outcomes.values() for o in cell])),
+        "accuracy": float(np.mean(graded)),
         "tokens": float(np.mean([r.num_sampled_tokens for r in rollouts])),
         "truncated": float(np.mean([r.finish_reason == "length" for r in rollouts])),
     } | {f"accuracy/{cell}": float(np.mean(o)) for cell, o in sorted(outcomes.items()) if o}

@@ -37,7 +37,12 @@ def to_samples(group: Group, config: ExpertConfig) -> list[Sample]:
 
 
 def informative(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with a gradient: groups without variance are dropped (DAPO). All of them when none has one."""
+    """Samples with a gradient: groups without variance are dropped (DAPO). All of them when none has one.
+
+    Raises ValueError when there is no sample: no rollout of the step could be graded.
+    """
+    if not samples:
+        raise ValueError("none of the step's rollouts could be graded: see to the grader, then run again")
     return [s for s in samples if any(s.advantages_T)] or list(samples)
 
 
@@ -49,13 +54,15 @@ def group_advantages(group: Group, config: ExpertConfig) -> list[float]:
 
 
 def rollout_metrics(groups: Sequence[Group], config: ExpertConfig) -> dict[str, float]:
-    """Reward, accuracy, sampled tokens, share cut off, share of groups with variance, share of infra verdicts."""
+    """Reward and accuracy of the graded rollouts (one at least); of all: sampled tokens, share cut off, share of groups
+    with variance, share of infra verdicts."""
     rollouts = [r for g in groups for r in g.rollouts_G]
     verdicts = [v for g in groups for v in g.verdicts_G]
+    graded = [(g, i) for g in groups for i, v in enumerate(g.verdicts_G) if v.outcome != "infra"]
     kept = [any(group_advantages(g, config)) for g in groups]
     return {
-        "reward": float(np.mean([_reward(g, i, config) for g in groups for i in range(len(g.rollouts_G))])),
-        "accuracy": float(np.mean([v.outcome == "pass" for v in verdicts])),
+        "reward": float(np.mean([_reward(g, i, config) for g, i in graded])),
+        "accuracy": float(np.mean([g.verdicts_G[i].outcome == "pass" for g, i in graded])),
         "tokens": float(np.mean([r.num_sampled_tokens for r in rollouts])),
         "truncated": float(np.mean([r.finish_reason == "length" for r in rollouts])),
         "kept_groups": float(np.mean(kept)),
