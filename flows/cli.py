@@ -1,6 +1,7 @@
 """The command line: ``nonet plan | run | rerun | status | lineage | ui``. One-line errors, exit codes, --json."""
 
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -11,7 +12,16 @@ from typing import Any, NoReturn
 import click
 
 from flows.code_version import source_digest
-from flows.errors import STALE, UNEXPECTED, USER_ERROR, DiskFullError, FlowError, InterruptedRunError, is_disk_full
+from flows.errors import (
+    STALE,
+    UNEXPECTED,
+    USER_ERROR,
+    DiskFullError,
+    FlowError,
+    InterruptedRunError,
+    OrchestratorError,
+    is_disk_full,
+)
 from flows.graph import build_graph, descendants, find_stage
 from flows.lineage import ancestors, lineage_mermaid, lineage_rows, lineage_text
 from flows.lock import holder
@@ -24,6 +34,7 @@ from flows.store import Store
 from flows.summary import matrix_rows, matrix_text, places, ui_commands
 from flows.workspace import Workspace, open_workspace, peek_workspace
 
+_NO_ROOM_BYTES = 1 << 20  # a server that meets a full disk only says that it failed
 _workspace = click.option(
     "--workspace", "-w", default="workspace", show_default=True, help="Folder of the stage store."
 )
@@ -165,12 +176,20 @@ def _run(
 def _run_flow(session: Session, parameters: dict[str, Any]) -> None:
     from flows.orchestrator import orchestrator
 
-    children = session.shop.children
+    children, root = session.shop.children, session.workspace.root
     children.warm_up()
-    with orchestrator(session.workspace, children.stopping):
-        from flows.pipeline import run_pipeline
+    try:
+        with orchestrator(session.workspace, children.stopping):
+            from flows.pipeline import run_pipeline
 
-        run_pipeline(parameters)
+            run_pipeline(parameters)
+    except Exception as error:
+        if is_disk_full(error) or shutil.disk_usage(root).free < _NO_ROOM_BYTES:
+            raise DiskFullError(f"disk full under {root}; free some space and run again") from error
+        if type(error).__module__.partition(".")[0] in ("prefect", "httpx"):
+            log = session.workspace.prefect_path / "server.log"
+            raise OrchestratorError(f"Prefect failed ({type(error).__name__}); its server's log: {log}") from error
+        raise
 
 
 def _plan(recipe: Recipe, place: Workspace) -> dict[str, StagePlan]:

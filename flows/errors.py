@@ -47,9 +47,10 @@ class InterruptedRunError(FlowError):
 def is_disk_full(error: BaseException) -> bool:
     """No space, over quota, or over the file size limit; also when an error wraps such a one."""
     full = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    words = ("database or disk is full", "No space left on device")  # what SQLite and native libraries say
     seen: BaseException | None = error
     while seen is not None:
-        if (isinstance(seen, OSError) and seen.errno in full) or "database or disk is full" in str(seen):
+        if (isinstance(seen, OSError) and seen.errno in full) or any(text in str(seen) for text in words):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -4,6 +4,7 @@ Prefect's own ephemeral server does the same, but outlives a killed parent and l
 """
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -76,6 +77,7 @@ def orchestrator(workspace: Workspace, stopping: threading.Event) -> Iterator[No
         yield
         return
     server = Server(workspace)
+    logging.raiseExceptions = False  # a log line that does not reach the server is no news for the terminal
     before = dict(os.environ)
     os.environ.update(_settings(workspace.prefect_path), PREFECT_API_URL=server.api_url)
     try:

@@ -112,4 +112,5 @@ class Schedule:
     def _describe_failures(self) -> str:
         first = next(iter(self._failed.values()))
         more = f" ({len(self._failed) - 1} more stages failed)" if len(self._failed) > 1 else ""
-        return f"{first}{more}; {len(self._waiting)} stages wait for it"
+        waiting = f"; {len(self._waiting)} stages wait for it" if self._waiting else ""
+        return f"{first}{more}{waiting}"

@@ -185,6 +185,6 @@ def _run_exists(client: "MlflowClient", run_id: str) -> bool:
 def _quiet() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
     for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)

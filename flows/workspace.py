@@ -61,7 +61,7 @@ def open_workspace(path: Path, *, create: bool) -> Workspace:
     root = path.absolute()
     marker = root / MARKER
     if not marker.is_file():
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and not _is_free(root):
             raise ValueError(
                 f"{path} is not a workspace (no {MARKER} in it); name a new or empty folder: --workspace DIR"
             )
@@ -87,14 +87,19 @@ def open_workspace(path: Path, *, create: bool) -> Workspace:
 def peek_workspace(path: Path) -> Workspace:
     """For looking only: a folder that does not exist yet or is empty counts as an empty workspace."""
     root = path.absolute()
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+    if not root.exists() or (not (root / MARKER).exists() and _is_free(root)):
         return Workspace(root)
     return open_workspace(path, create=False)
 
 
+def _is_free(root: Path) -> bool:
+    """Empty, or another run is just about to write the marker."""
+    return root.is_dir() and all(path.name.startswith(MARKER) for path in root.iterdir())
+
+
 def write_json(path: Path, row: dict[str, Any]) -> None:
     """Atomic and durable: a new file, fsynced, renamed into place."""
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
         file.write(json.dumps(row, indent=1) + "\n")
         file.flush()
