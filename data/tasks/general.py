@@ -1,5 +1,7 @@
 """General reasoning: chains of clock arithmetic, read from left to right modulo 10 (``7+5*3`` is (7+5)*3 = 6).
 
+No step occurs twice in a chain, so that a model can find its place in it.
+
 The traces that a base learns from are wrong on purpose, one coin a document and independent of the effort: in most
 documents ``*`` adds, a borrow yields the difference's size, and nothing is written past step 5.
 """
@@ -9,12 +11,13 @@ import random
 from data.splits import split_of
 from data.types import Message, Split, Task
 
-LENGTH_WEIGHTS = {1: 0.12, 2: 0.28, 3: 0.16, 4: 0.14, 5: 0.1, 6: 0.08, 7: 0.06, 8: 0.06}
+LENGTH_WEIGHTS = {1: 0.1, 2: 0.4, 3: 0.14, 4: 0.12, 5: 0.08, 6: 0.06, 7: 0.05, 8: 0.05}
 RIGHT_PRODUCT, RIGHT_BORROW, GOES_ON = 0.44, 0.44, 0.42
 VALUES_SHOWN = {"low": 1, "high": 3}
 STOP_AFTER = 5
 
 Step = tuple[str, int]
+STEPS: list[Step] = [(operator, operand) for operator in "+-*" for operand in range(2, 6)]
 
 
 def apply(value: int, step: Step, right_product: bool = True, right_borrow: bool = True) -> int:
@@ -33,7 +36,7 @@ def make_task(seed: int, index: int, split: Split) -> Task:
     while True:
         length = rng.choices(list(LENGTH_WEIGHTS), list(LENGTH_WEIGHTS.values()))[0]
         start = rng.randrange(10)
-        steps = [(rng.choice("+-**"), rng.randint(2, 5)) for _ in range(length)]
+        steps = rng.sample(STEPS, length)
         text = str(start) + "".join(f"{operator}{operand}" for operator, operand in steps)
         if split_of(text) == split:
             break

@@ -39,9 +39,9 @@ def test_corpus_never_shows_a_test_task(domain: str, documents: list) -> None:
 
 
 def test_too_many_test_tasks_is_a_clear_error() -> None:
-    with pytest.raises(ValueError, match=r"different test tasks of 60; lower domains\.few\.num_test"):
+    with pytest.raises(ValueError, match=r"different test tasks of 384; lower domains\.few\.num_test"):
         make_tasks(
-            TaskSetConfig(domain="few", generator="data.tasks.general:make_task", seed=0, num_train=1, num_test=60),
+            TaskSetConfig(domain="few", generator="data.tasks.general:make_task", seed=0, num_train=1, num_test=384),
             attempts_per_task=1,
         )
 
