@@ -20,6 +20,14 @@ class Started(Protocol):
     def add_done_callback(self, fn: Callable[[Any], None]) -> None: ...
 
 
+class Ended(Protocol):
+    """The queue of the stages whose work has ended."""
+
+    def put(self, stage: str, /) -> None: ...
+
+    def get(self) -> str: ...
+
+
 class Observer(Protocol):
     """Is told what happens to the stages, in the scheduling thread."""
 
@@ -43,11 +51,11 @@ class Schedule:
     find: Callable[[StageSpec, Inputs], StageResult | None]
     start: Callable[[StageSpec, Inputs], Started]
     observer: Observer
+    ended: Ended = field(default_factory=queue.SimpleQueue)
     results: dict[str, StageResult] = field(default_factory=dict)
     _waiting: list[str] = field(default_factory=list)
     _running: dict[str, Started] = field(default_factory=dict)
     _failed: dict[str, StageFailedError] = field(default_factory=dict)
-    _ended: "queue.SimpleQueue[str]" = field(default_factory=queue.SimpleQueue)
     _fatal: BaseException | None = None
 
     def __call__(self, stage: str) -> None:
@@ -62,7 +70,7 @@ class Schedule:
                 self._start_ready()
             if not self._running:
                 break
-            self._collect(self._ended.get())
+            self._collect(self.ended.get())
         if self._fatal is not None:
             raise self._fatal
         if self._failed:
@@ -92,7 +100,7 @@ class Schedule:
                 self._waiting.remove(stage)
 
     def _tell_end(self, stage: str, _: object) -> None:
-        self._ended.put(stage)
+        self.ended.put(stage)
 
     def _free_slots(self) -> int:
         return self.num_slots - sum(self.graph[stage].resources.num_threads for stage in self._running)
