@@ -51,7 +51,8 @@ def build_graph(recipe: Recipe) -> Graph:
     matrix = {"base": scored["base"], "student": scored["student"]}
     matrix |= {f"expert/{cell}": scored[cell] for cell in experts}
     rollouts = {f"rollouts/{cell}": expert for cell, expert in experts.items()}
-    add("report", {}, {**matrix, **rollouts, "midtrain": base, "distill": student})
+    made_from = {**tasks, "corpus": corpus, "midtrain": base, "budget": budget, "distill": student}
+    add("report", {"recipe": recipe.name, "seed": recipe.seed}, {**matrix, **rollouts, **made_from})
     return graph
 
 

@@ -12,27 +12,44 @@ MIN_GAIN, MIN_MEAN_RECOVERY, MIN_RECOVERY = 0.10, 0.92, 0.80
 WINDOW = 5
 MAX_TRUNCATED, MAX_SAMPLER_KL, MIN_KEPT, MAX_SPIKE = 0.5, 1e-3, 0.05, 10.0
 COLLAPSE, SOLVED = 0.1, 0.9
+MAX_NAMES = 3
+NO_GAP = ["no cell has a gap"]
 
 
 def run_checks(inputs: Inputs, cells: Figures, summary: Figures) -> list[dict[str, Any]]:
-    """Each ``{"name", "ok", "detail"}``, at T = 1."""
+    """Each ``{"name", "ok", "detail", "missed"}``, at T = 1; ``missed`` says for the verdict what fell short."""
     mean = summary["sampled"]["recovery"]
     weak = [c for c in cells if not _clear_gain(cells[c]["sampled"])]
     known = {c: cells[c]["sampled"]["recovery"]["value"] for c in cells if cells[c]["sampled"]["recovery"]}
     low = [f"{cell} {value:.3f}" for cell, value in known.items() if value < MIN_RECOVERY]
-    found = [
-        ("Every expert beats the base by 10 points or more, intervals apart", not weak, _names(weak)),
-        (
-            f"Mean recovery is {MIN_MEAN_RECOVERY} or more",
-            mean is not None and mean["value"] >= MIN_MEAN_RECOVERY,
-            "no cell has a gap" if mean is None else f"{mean['value']:.3f}",
+    enough = mean is not None and mean["value"] >= MIN_MEAN_RECOVERY
+    flat = {model: _not_rising(inputs, cells, model) for model in ("expert", "student")}
+    gain = "Every expert beats the base by 10 points or more, intervals apart"
+    return [
+        _check(gain, not weak, weak, "no clear gain in "),
+        _check(f"Mean recovery is {MIN_MEAN_RECOVERY} or more", enough, _value(mean), "mean recovery "),
+        _check(
+            f"No cell recovers less than {MIN_RECOVERY:.2f}",
+            bool(known) and not low,
+            low if known else NO_GAP,
+            "recovery of ",
         ),
-        (f"No cell recovers less than {MIN_RECOVERY:.2f}", bool(known) and not low, _names(low)),
+        *(
+            _check(f"More effort is more accuracy and more tokens: {model}", not steps, steps, f"{model}: no rise in ")
+            for model, steps in flat.items()
+        ),
     ]
-    for model in ("expert", "student"):
-        flat = _not_rising(inputs, cells, model)
-        found.append((f"More effort is more accuracy and more tokens: {model}", not flat, _names(flat)))
-    return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in found]
+
+
+def _check(name: str, ok: bool, items: Sequence[str], what: str) -> dict[str, Any]:
+    """``what`` and the first items make the verdict's words for a failed check."""
+    rest = f" and {len(items) - MAX_NAMES} more" if len(items) > MAX_NAMES else ""
+    missed = "" if ok else f"{what}{_names(items[:MAX_NAMES])}{rest}"
+    return {"name": name, "ok": ok, "detail": _names(items), "missed": missed}
+
+
+def _value(estimate: Figures | None) -> list[str]:
+    return NO_GAP if estimate is None else [f"{estimate['value']:.3f}"]
 
 
 def cell_flags(modes: Figures) -> list[str]:
@@ -83,7 +100,7 @@ def _sampler_kl(stage: Stage) -> tuple[str, str] | None:
 
 
 def _gradient(stage: Stage) -> tuple[str, str] | None:
-    norms = [row["grad_norm"] for row in stage.metrics[1:] if "grad_norm" in row]
+    norms = [row["grad_norm"] for row in stage.metrics[1:] if row.get("grad_norm", 0.0) > 0]
     if not norms or max(norms) <= MAX_SPIKE * median(norms):
         return None
     return "gradient spike", f"{max(norms):.2g}, the median is {median(norms):.2g}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows.report.charts import Series, line_chart, thin
+from flows.report.charts import Series, line_chart, thin, value_range
 from flows.report.inputs import Inputs, Stage
 
 EXPERT_METRICS = {
@@ -32,15 +32,20 @@ Chart = dict[str, Any]
 
 
 def expert_curves(inputs: Inputs) -> list[Chart]:
-    """One row a metric, one chart a domain, one line an effort."""
+    """One row a metric, one chart a domain, one line an effort; a row shares its axis."""
     rows = []
     for metric, title in EXPERT_METRICS.items():
-        charts = []
+        of_domain = {}
         for domain in inputs.domains:
             cells = [cell for cell in inputs.cells_of(domain) if cell in inputs.training]
             series = [_series(inputs.training[c], metric, c.split("/")[1], _effort_style(inputs, c)) for c in cells]
-            charts.append({"domain": domain, "svg": line_chart(series, f"{title}, experts of {domain}")})
-        if any(chart["svg"] for chart in charts):
+            of_domain[domain] = series
+        shared = value_range([one for series in of_domain.values() for one in series])
+        if shared is not None:
+            charts = [
+                {"domain": domain, "svg": line_chart(series, f"{title}, experts of {domain}", shared)}
+                for domain, series in of_domain.items()
+            ]
             rows.append({"title": title, "charts": charts})
     return rows
 
@@ -49,12 +54,16 @@ def distill_curves(inputs: Inputs) -> list[Chart]:
     """The KL to every teacher by name (one chart a domain), then the student's own metrics."""
     if inputs.distill is None:
         return []
-    charts = []
-    for domain in inputs.domains:
-        cells = inputs.cells_of(domain)
-        series = [_series(inputs.distill, f"teacher_kl/{c}", c.split("/")[1], _effort_style(inputs, c)) for c in cells]
-        title = f"KL to the teachers of {domain}, nats a token"
-        charts.append({"title": title, "by_effort": True, "svg": line_chart(series, title)})
+    of_domain = {
+        domain: [
+            _series(inputs.distill, f"teacher_kl/{cell}", cell.split("/")[1], _effort_style(inputs, cell))
+            for cell in inputs.cells_of(domain)
+        ]
+        for domain in inputs.domains
+    }
+    shared = value_range([one for series in of_domain.values() for one in series])
+    titles = {domain: f"KL to the teachers of {domain}, nats a token" for domain in inputs.domains}
+    charts = [{"title": titles[d], "svg": line_chart(series, titles[d], shared)} for d, series in of_domain.items()]
     return [chart for chart in charts if chart["svg"]] + stage_curves(inputs.distill, DISTILL_METRICS)
 
 
@@ -65,7 +74,7 @@ def midtrain_curves(inputs: Inputs) -> list[Chart]:
 def stage_curves(stage: Stage, metrics: dict[str, str]) -> list[Chart]:
     """One chart a metric that the stage logged."""
     charts = [
-        {"title": title, "by_effort": False, "svg": line_chart([_series(stage, metric, metric, "plain")], title)}
+        {"title": title, "svg": line_chart([_series(stage, metric, metric, "plain")], title)}
         for metric, title in metrics.items()
     ]
     return [chart for chart in charts if chart["svg"]]

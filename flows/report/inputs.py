@@ -53,7 +53,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything by name. ``cells`` is in the recipe's order: domains, and in each the efforts from small to large."""
+    """Everything by name. ``cells`` is in the recipe's order: domains, and in each the efforts from small to large.
+
+    ``budgets`` are tokens by cell; empty, like ``recipe``, and ``seed`` None where the request does not say.
+    """
 
     cells: tuple[str, ...]
     base: Evaluation
@@ -64,6 +67,9 @@ class Inputs:
     midtrain: Stage | None
     distill: Stage | None
     stages: Sequence[Stage]
+    budgets: Mapping[str, int]
+    recipe: str
+    seed: int | None
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -97,6 +103,9 @@ def read_inputs(request: StageRequest) -> Inputs:
         midtrain=stages.get("midtrain"),
         distill=stages.get("distill"),
         stages=list(stages.values()),
+        budgets=_read_budgets(request),
+        recipe=request.config.get("recipe", ""),
+        seed=request.config.get("seed"),
     )
 
 
@@ -110,6 +119,13 @@ def read_stage(folder: Path, role: str) -> Stage:
 
 def _with_prefix(request: StageRequest, prefix: str) -> dict[str, Path]:
     return {role.removeprefix(prefix): path for role, path in request.inputs.items() if role.startswith(prefix)}
+
+
+def _read_budgets(request: StageRequest) -> Mapping[str, int]:
+    if "budget" not in request.inputs:
+        return {}
+    budgets: dict[str, int] = json.loads((request.input("budget") / "budgets.json").read_text())
+    return budgets
 
 
 def _read_evaluation(folder: Path) -> Evaluation:

@@ -49,6 +49,18 @@ def summary_figures(inputs: Inputs, cells: Mapping[str, Figures]) -> dict[str, F
     return summary
 
 
+def discovery_figures(cells: Mapping[str, Figures]) -> Figures:
+    """Cells whose expert gets more right in one sample than the base in the best of ``k``: more than sharpening."""
+    ks = [int(k) for modes in cells.values() for k in modes["sampled"]["base"]["pass_at_k"]]
+    k = max(ks, default=1)
+    beyond = [
+        cell
+        for cell, modes in cells.items()
+        if modes["sampled"]["expert"]["accuracy"] > modes["sampled"]["base"]["pass_at_k"].get(str(k), 1.0)
+    ]
+    return {"k": k, "cells": beyond}
+
+
 def full_matrix(inputs: Inputs) -> list[Figures]:
     """Every model in every cell at T = 1: one row a model, a None where it was not scored."""
     rows = {"base": inputs.base, **inputs.experts, "student": inputs.student}

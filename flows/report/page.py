@@ -1,8 +1,7 @@
-"""The report stage: one HTML file that opens anywhere, and the same figures as JSON."""
+"""The report stage: one HTML file that opens anywhere, the matrix as Markdown, and the same figures as JSON."""
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,18 @@ from flows.report.charts import Mark, interval_chart, tradeoff_chart
 from flows.report.checks import cell_flags, find_alarms, run_checks
 from flows.report.curves import curve_figures, distill_curves, expert_curves, midtrain_curves
 from flows.report.inputs import Inputs, read_inputs
-from flows.report.matrix import MODELS, cell_figures, full_matrix, summary_figures
+from flows.report.matrix import MODELS, cell_figures, discovery_figures, full_matrix, summary_figures
+from flows.report.provenance import made_figures, settings
 from flows.report.reading import comparisons, training_groups
 from flows.report.timeline import clock, cost_figures, gantt_chart, timeline_figures
+from flows.report.verdict import matrix_markdown, verdict
 
 Figures = dict[str, Any]
+LABELS = {"base": "below", "expert": "above", "student": ""}
 
 
 def build(request: StageRequest) -> dict[str, float]:
-    """Writes ``output/report.html`` and ``output/report.json``; returns the headline figures that exist.
+    """Writes ``report.html``, ``report.json`` and ``matrix.md`` to ``output``; returns the headline figures that exist.
 
     Raises ValueError when an input is no evaluation, or base, expert and student share no cell or no task.
     """
@@ -30,6 +32,7 @@ def build(request: StageRequest) -> dict[str, float]:
     figures = make_figures(inputs)
     request.output_path.mkdir(parents=True, exist_ok=True)
     _write(request.output_path / "report.json", json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    _write(request.output_path / "matrix.md", matrix_markdown(figures))
     _write(request.output_path / "report.html", render(inputs, figures))
     return _headline(figures)
 
@@ -38,17 +41,22 @@ def make_figures(inputs: Inputs) -> Figures:
     """Everything that the page shows, as plain values."""
     cells = cell_figures(inputs)
     summary = summary_figures(inputs, cells)
+    checks = run_checks(inputs, cells, summary)
     timeline = timeline_figures(inputs.stages)
     trained = [*inputs.training.values(), *(s for s in (inputs.midtrain, inputs.distill) if s is not None)]
+    read = comparisons(inputs)
     return {
-        "recipe": _recipe(inputs),
+        "verdict": verdict(summary, checks, len(inputs.experts)),
         "summary": summary,
         "cells": {cell: modes | {"flags": cell_flags(modes)} for cell, modes in cells.items()},
+        "discovery": discovery_figures(cells),
         "matrix": full_matrix(inputs),
-        "checks": run_checks(inputs, cells, summary),
+        "outcomes": {cell: {key: of[key] for key in ("mode", "num_tasks", "counts")} for cell, of in read.items()},
+        "checks": checks,
         "alarms": find_alarms(inputs),
         "timeline": timeline,
         "cost_s": cost_figures(timeline),
+        "made": made_figures(inputs, timeline),
         "curves": curve_figures(trained),
     }
 
@@ -75,6 +83,7 @@ def render(inputs: Inputs, figures: Figures) -> str:
         comparisons=comparisons(inputs),
         training_groups=training_groups(inputs),
         gantt=gantt_chart(figures["timeline"]),
+        settings=settings(inputs.stages),
     )
 
 
@@ -88,30 +97,18 @@ def _tradeoff(inputs: Inputs, cells: Mapping[str, Any], domain: str) -> Markup:
     for model in MODELS:
         scores = {cell.split("/")[1]: cells[cell]["sampled"][model] for cell in inputs.cells_of(domain)}
         marks = [Mark(effort, s["tokens"], s["accuracy"], s["low"], s["high"]) for effort, s in scores.items()]
-        models.append((model, marks, model != "student"))
+        models.append((model, marks, LABELS[model]))
     return tradeoff_chart(models, f"accuracy over tokens in {domain}")
 
 
-def _recipe(inputs: Inputs) -> Figures:
-    """What the records say about the run; empty where there are none."""
-    records = [stage.record for stage in inputs.stages if stage.record]
-    newest = max(records, key=lambda record: record.get("created", 0.0), default={})
-    created = newest.get("created")
-    when = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%d %H:%M UTC") if created else ""
-    return {"name": newest.get("recipe", ""), "git_commit": newest.get("git_commit", ""), "finished": when}
-
-
 def _headline(figures: Figures) -> dict[str, float]:
-    headline = {"alarms": float(len(figures["alarms"])), "failed_checks": float(_failed(figures))}
+    failed = sum(not check["ok"] for check in figures["checks"])
+    headline = {"alarms": float(len(figures["alarms"])), "failed_checks": float(failed)}
     for mode, summary in figures["summary"].items():
         headline |= {f"accuracy/{mode}/{model}": value for model, value in summary["accuracy"].items()}
         if summary["recovery"] is not None:
             headline[f"recovery/{mode}"] = summary["recovery"]["value"]
     return headline
-
-
-def _failed(figures: Figures) -> int:
-    return sum(not check["ok"] for check in figures["checks"])
 
 
 def _percent(value: float) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from flows.report.inputs import Inputs, Row
@@ -18,27 +19,41 @@ MAX_TRAINING_ROLLOUTS = 4
 Found = dict[str, Any]
 
 
-def comparisons(inputs: Inputs) -> dict[str, list[Found]]:
-    """For every cell at most one task of each kind; greedy where all three were evaluated greedily, else at T = 1."""
-    return {cell: _comparisons(inputs, cell) for cell in inputs.cells}
+def comparisons(inputs: Inputs) -> dict[str, Found]:
+    """For every cell how many of its tasks are of each kind, and one ``case`` of each kind to read.
+
+    Greedy where all three models were evaluated greedily, else their first sample at T = 1.
+    """
+    return {cell: _comparison(inputs, cell) for cell in inputs.cells}
 
 
-def _comparisons(inputs: Inputs, cell: str) -> list[Found]:
+def _comparison(inputs: Inputs, cell: str) -> Found:
     models = (inputs.base, inputs.experts[cell], inputs.student)
     mode = "greedy" if all("greedy" in model.cells[cell] for model in models) else "sampled"
     answers = [model.first_rollouts(cell, mode) for model in models]
     shared = sorted(set.intersection(*(set(found) for found in answers)))
     shared.sort(key=lambda task: -len(answers[1][task]["completion"]))  # the longest says most
-    found = []
+    counts, cases = {}, []
     for kind, title, wanted in KINDS:
-        for task in shared:
-            rows = [of_model[task] for of_model in answers]
-            if all(want is None or row["outcome"] == want for want, row in zip(wanted, rows, strict=True)):
-                shown = [_shown(row) | {"model": model} for model, row in zip(MODELS, rows, strict=True)]
-                found.append({"kind": kind, "title": title, "mode": mode, "task": task, "answers": shown})
-                found[-1]["prompt"] = split_channels(rows[0]["prompt"])
-                break
-    return found
+        tasks = [task for task in shared if _is_kind([of_model[task] for of_model in answers], wanted)]
+        counts[kind] = len(tasks)
+        if tasks:
+            rows = [of_model[tasks[0]] for of_model in answers]
+            cases.append(
+                {
+                    "kind": kind,
+                    "title": title,
+                    "task": tasks[0],
+                    "expected": rows[0].get("answer", ""),
+                    "prompt": split_channels(rows[0]["prompt"]),
+                    "answers": [_shown(row) | {"model": model} for model, row in zip(MODELS, rows, strict=True)],
+                }
+            )
+    return {"mode": mode, "num_tasks": len(shared), "counts": counts, "cases": cases}
+
+
+def _is_kind(rows: Sequence[Row], wanted: Sequence[str | None]) -> bool:
+    return all(want is None or row["outcome"] == want for want, row in zip(wanted, rows, strict=True))
 
 
 def training_groups(inputs: Inputs) -> dict[str, list[Found]]:
@@ -58,11 +73,15 @@ def _groups(rows: Sequence[Row]) -> list[Found]:
     return found
 
 
-def split_channels(text: str) -> list[dict[str, str]]:
-    """``<|think|>7+5=2<|answer|>2<|end|>`` as channels with a name and a text; text before any token has no name."""
+def split_channels(text: str) -> list[dict[str, Any]]:
+    """``<|think|>7+5=2<|answer|>2<|end|>`` as channels with a name and a text; text before any token has no name.
+
+    Equal channels in a row are one, with ``times``: a model without a clue repeats one token up to its budget.
+    """
     first, *rest = CHANNEL.split(text)
-    channels = [{"name": "", "text": first}] if first else []
-    return channels + [{"name": name, "text": body} for name, body in zip(rest[::2], rest[1::2], strict=True)]
+    channels = [("", first)] if first else []
+    channels += zip(rest[::2], rest[1::2], strict=True)
+    return [{"name": name, "text": body, "times": len(list(same))} for (name, body), same in groupby(channels)]
 
 
 def _shown(row: Mapping[str, Any]) -> Found:

@@ -129,6 +129,7 @@ def write_metrics(folder: Path, rows: list[dict[str, Any]]) -> None:
 def write_record(folder: Path, stage: str, start_s: float, duration_s: float, **config: Any) -> None:
     row = {"stage": stage, "started": START + start_s, "created": START + start_s + duration_s}
     row |= {"duration_s": duration_s, "recipe": "quickstart", "git_commit": "0123456789abcdef", "config": config}
+    row |= {"code": "c0de", "fingerprint": f"fingerprint of {stage}", "result_id": f"result of {stage}"}
     (folder / "record.json").write_text(json.dumps(row))
 
 
@@ -161,10 +162,12 @@ def write_logs(root: Path) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> StageRequest:
     """The request of the report stage of that run."""
     root = tmp_path_factory.mktemp("store")
-    folders = {"base": "eb", "student": "es", "midtrain": "m", "distill": "d"}
+    folders = {"base": "eb", "student": "es", "midtrain": "m", "distill": "d", "budget": "b"}
     inputs = {role: root / name / "output" for role, name in folders.items()}
-    for role in ("midtrain", "distill"):
+    for role in ("midtrain", "distill", "budget"):
         inputs[role].mkdir(parents=True)
+    (inputs["budget"] / "budgets.json").write_text(json.dumps({cell: 2 * round(TOKENS[cell]) for cell in CELLS}))
+    write_record(root / "b", "budget", 104, 2, quantile=0.75)
     for role in ("base", "student"):
         write_evaluation(inputs[role], role)
     write_logs(root)
@@ -175,11 +178,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> StageRequest:
         inputs[f"rollouts/{cell}"] = root / "x" / cell / "output"
         write_evaluation(inputs[f"expert/{cell}"], cell)
         write_training(inputs[f"rollouts/{cell}"], cell)
-        write_record(root / "x" / cell, f"expert/{cell}", 104 + 8 * (i // 2) + i % 2, 8 + i % 3)
+        optimizer = {"lr": 1e-3 if cell.endswith("low") else 6e-4, "betas": [0.9, 0.95]}
+        config = {"effort": cell.split("/")[1], "seed": i, "optimizer": optimizer}
+        write_record(root / "x" / cell, f"expert/{cell}", 106 + 8 * (i // 2) + i % 2, 8 + i % 3, **config)
         write_record(root / "ee" / cell, f"evaluate/{cell}", 144 + 4 * (i // 2), 4.2)
     write_record(root / "d", "distill", 7200, 31)
     write_record(root / "es", "evaluate/student", 7232, 11, cells=CELLS)
-    return StageRequest("report", "report", {}, dict(sorted(inputs.items())), root / "report")
+    return StageRequest(
+        "report", "report", {"recipe": "quickstart", "seed": 3}, dict(sorted(inputs.items())), root / "report"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,22 @@
 """Charts and the timeline: the geometry is that of the numbers, and labels are escaped."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from flows.report.charts import Series, line_chart, thin, ticks
+import flows.report
+from flows.report.charts import (
+    Mark,
+    Series,
+    interval_chart,
+    line_chart,
+    spread,
+    thin,
+    ticks,
+    tradeoff_chart,
+    value_range,
+)
 from flows.report.inputs import Stage
 from flows.report.timeline import clock, cost_figures, gantt_chart, timeline_figures
 
@@ -51,3 +63,57 @@ def test_a_line_goes_through_its_points_in_proportion() -> None:
     assert "&lt;x&gt;: 0 → 2" in chart
     assert 'aria-label="a &amp; b"' in chart
     assert line_chart([], "nothing") == ""
+
+
+def test_charts_beside_each_other_share_a_range_and_name_their_lines() -> None:
+    low, high = Series("low", "effort-0", [(0, 0.0), (1, 1.0)]), Series("max", "effort-1", [(0, 0.0), (1, 4.0)])
+    shared = value_range([low, high])
+    assert shared is not None
+    assert shared == pytest.approx((0.0, 4.24))
+    assert value_range([Series("none", "plain", [])]) is None
+    alone, beside = line_chart([low], "x"), line_chart([low], "x", shared)
+    ends = [float(re.findall(r'cy="([\d.]+)"', chart)[0]) for chart in (alone, beside)]
+    assert ends[0] < ends[1]
+    assert re.findall(r'class="tag [^"]*"[^>]*>(\w+)<', line_chart([low, high], "x")) == ["low", "max"]
+    assert "tag" not in alone
+
+
+def test_labels_move_apart_and_stay_inside() -> None:
+    assert spread([50.0, 52.0, 10.0], step=10.0, end=100.0) == [50.0, 60.0, 10.0]
+    assert spread([98.0, 97.0], step=10.0, end=100.0) == [100.0, 90.0]
+
+
+def test_models_differ_by_shape_and_not_by_colour_alone() -> None:
+    marks = [Mark("low", 5.0, 0.4, 0.3, 0.5), Mark("max", 10.0, 0.8, 0.7, 0.9)]
+    chart = tradeoff_chart([("base", marks, "below"), ("expert", marks, "above"), ("student", marks, "")], "x")
+    shapes = {style: set(re.findall(rf'<(\w+) class="dot {style}"', chart)) for style in ("base", "expert", "student")}
+    assert shapes == {"base": {"rect"}, "expert": {"circle"}, "student": {"polygon"}}
+    assert chart.count('class="tag base"') == chart.count('class="tag expert"') == 2
+    assert "expert, max: 80.0% at 10.0 tokens" in chart
+    assert "base: 40.0% (30.0% to 50.0%)" in interval_chart([("base", 0.4, 0.3, 0.5)], "x")
+
+
+def test_text_can_be_read_in_both_modes() -> None:
+    """WCAG 2.2, 1.4.3: a contrast of 4.5 between every colour that text has and every ground that it stands on."""
+    style = (Path(flows.report.__file__).parent / "style.css").read_text()
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    )
+    assert light.keys() == dark.keys()
+    texts = light.keys() - {"paper", "card", "wash", "rule", "strong", "grid", "heat"}
+    assert {"ink", "soft", "faint", "base", "expert", "student", "good", "bad", "warn", "e0", "e5"} <= texts
+    for colours in (light, dark):
+        for ground in ("paper", "card", "wash"):
+            weak = {name for name in texts if contrast(colours[name], colours[ground]) < 4.5}
+            assert weak == set(), ground
+
+
+def contrast(one: str, other: str) -> float:
+    brighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (brighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

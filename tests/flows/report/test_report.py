@@ -1,6 +1,7 @@
 """The report's figures are those of its inputs, its page needs nothing else, and it says what went wrong."""
 
 import json
+import platform
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,9 +12,13 @@ import pytest
 
 from data.arrow import load_rows
 from data.stage import StageRequest
+from flows.graph import build_graph
+from flows.recipe import load_recipe
 from flows.report.checks import find_alarms
 from flows.report.inputs import Inputs, Stage, read_inputs
+from flows.report.matrix import discovery_figures
 from flows.report.page import build
+from flows.report.provenance import settings
 from flows.report.reading import comparisons, split_channels, training_groups
 
 Built = tuple[dict[str, Any], str, dict[str, float]]
@@ -67,7 +72,7 @@ def test_recovery_by_hand(run: StageRequest, built: Built) -> None:
             r for r in load_rows(run.input(role) / "rollouts") if (r["domain"], r["effort"]) == ("research", "high")
         ]
         passed = [r["outcome"] == "pass" for r in rows if r["mode"] == "greedy"]
-        return sum(passed) / len(passed)
+        return float(sum(passed) / len(passed))
 
     base, expert, student = (accuracy(role) for role in ("base", "expert/research/high", "student"))
     found = built[0]["cells"]["research/high"]["greedy"]["recovery"]
@@ -151,11 +156,66 @@ def test_the_same_inputs_make_the_same_bytes(run: StageRequest, built: Built, tm
     assert json.loads((tmp_path / "output" / "report.json").read_text()) == built[0]
 
 
+def test_the_report_is_made_from_every_stage_but_the_export(recipe: Path) -> None:
+    graph = build_graph(load_recipe(recipe, ["seed=7"]))
+    assert set(graph["report"].inputs.values()) == set(graph) - {"report", "export"}
+    assert graph["report"].config["seed"] == 7
+
+
+def test_how_it_was_made(built: Built) -> None:
+    figures, page, _ = built
+    made = figures["made"]
+    assert (made["recipe"], made["seed"]) == ("quickstart", 3)
+    assert (made["git_commits"], made["code"]) == (["0123456789abcdef"], ["c0de"])
+    assert made["machine"]["versions"]["python"] == platform.python_version()
+    assert made["budgets"]["coding/low"] == 10
+    assert [stage["stage"] for stage in made["stages"]][:2] == ["midtrain", "budget"]
+    assert len(made["stages"]) == 3 + 1 + 2 + 9 + 8
+    assert made["stages"][1]["result_id"] == "result of budget"
+    assert made["work_s"] == pytest.approx(figures["cost_s"]["all"])
+    assert f"python {platform.python_version()}" in page
+    assert "0123456789abcdef" in page
+
+
+def test_settings_say_once_what_is_common_and_name_who_differs() -> None:
+    def stage(name: str, lr: float, **more: Any) -> Stage:
+        config = {"seed": len(name), "optimizer": {"lr": lr, "betas": [0.9, 0.95]}, **more}
+        return Stage(name, {"config": config}, [])
+
+    rows = settings([stage("expert/a/low", 1e-3), stage("expert/a/max", 6e-4, group_size=8), stage("distill", 3e-3)])
+    assert rows == [
+        {
+            "kind": "expert",
+            "num_stages": 2,
+            "common": [("optimizer.betas", "0.9, 0.95")],
+            "own": [
+                ("optimizer.lr", {"0.001": ["a/low"], "0.0006": ["a/max"]}),
+                ("group_size", {"–": ["a/low"], "8": ["a/max"]}),
+            ],
+        },
+        {
+            "kind": "distill",
+            "num_stages": 1,
+            "common": [("optimizer.lr", "0.003"), ("optimizer.betas", "0.9, 0.95")],
+            "own": [],
+        },
+    ]
+
+
+def test_an_expert_that_beats_the_best_of_k_has_discovered() -> None:
+    def cell(expert: float, **pass_at_k: float) -> dict[str, Any]:
+        return {"sampled": {"base": {"pass_at_k": pass_at_k}, "expert": {"accuracy": expert}}}
+
+    cells = {"a": cell(0.7, **{"1": 0.3, "4": 0.6}), "b": cell(0.5, **{"1": 0.3, "4": 0.6})}
+    assert discovery_figures(cells) == {"k": 4, "cells": ["a"]}
+
+
 def test_a_report_from_evaluations_alone(run: StageRequest, tmp_path: Path) -> None:
     bare = only(run, tmp_path, "base", "student", "expert/coding", "expert/general")
     metrics = build(bare)
     page = (bare.output_path / "report.html").read_text()
-    assert "6 experts, one student" in page
+    assert "of what 6 experts gained" in page
+    assert "In training" not in page
     assert "KL to the teachers" not in page
     assert metrics["alarms"] == 0.0
 
@@ -210,13 +270,28 @@ def test_alarms_of_the_merge_and_of_the_base(inputs: Inputs) -> None:
 def test_compared_rollouts_are_of_the_kind_that_they_say(inputs: Inputs) -> None:
     wanted = {"learned": ("fail", "pass", "pass"), "open": ("fail", "fail", "fail")}
     found = comparisons(inputs)
-    cases = [case for cell in found.values() for case in cell]
+    cases = [case for cell in found.values() for case in cell["cases"]]
     assert len({case["kind"] for case in cases}) == 4
+    assert all(cell["mode"] == "greedy" for cell in found.values())
     for case in cases:
         outcomes = tuple(answer["outcome"] for answer in case["answers"])
         assert outcomes == wanted.get(case["kind"], outcomes)
         assert outcomes[1:] == {"lost": ("pass", "fail"), "gained": ("fail", "pass")}.get(case["kind"], outcomes[1:])
-        assert case["mode"] == "greedy"
+
+
+def test_tasks_are_counted_by_what_became_of_them(inputs: Inputs, built: Built) -> None:
+    cell = "coding/max"
+    base, expert, student = (
+        {task: row["outcome"] == "pass" for task, row in model.first_rollouts(cell, "greedy").items()}
+        for model in (inputs.base, inputs.experts[cell], inputs.student)
+    )
+    counts = {
+        "learned": sum(not base[t] and expert[t] and student[t] for t in base),
+        "lost": sum(expert[t] and not student[t] for t in base),
+        "gained": sum(student[t] and not expert[t] for t in base),
+        "open": sum(not (base[t] or expert[t] or student[t]) for t in base),
+    }
+    assert built[0]["outcomes"][cell] == {"mode": "greedy", "num_tasks": 60, "counts": counts}
 
 
 def test_training_groups_are_the_first_and_the_last(inputs: Inputs) -> None:
@@ -226,9 +301,13 @@ def test_training_groups_are_the_first_and_the_last(inputs: Inputs) -> None:
 
 def test_channels_are_split_at_special_tokens_only() -> None:
     assert split_channels("<|think|>a<b=2<|answer|><|end|>") == [
-        {"name": "think", "text": "a<b=2"},
-        {"name": "answer", "text": ""},
-        {"name": "end", "text": ""},
+        {"name": "think", "text": "a<b=2", "times": 1},
+        {"name": "answer", "text": "", "times": 1},
+        {"name": "end", "text": "", "times": 1},
     ]
-    assert split_channels("loose<|answer|>6")[0] == {"name": "", "text": "loose"}
+    assert split_channels("loose<|answer|>6")[0] == {"name": "", "text": "loose", "times": 1}
+    assert split_channels("<|think|>" * 40 + "2") == [
+        {"name": "think", "text": "", "times": 39},
+        {"name": "think", "text": "2", "times": 1},
+    ]
     assert split_channels("") == []
