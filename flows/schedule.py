@@ -51,7 +51,7 @@ class Schedule:
     find: Callable[[StageSpec, Inputs], StageResult | None]
     start: Callable[[StageSpec, Inputs], Started]
     observer: Observer
-    ended: Ended = field(default_factory=queue.SimpleQueue)
+    ended: Ended = field(default_factory=queue.SimpleQueue[str])
     results: dict[str, StageResult] = field(default_factory=dict)
     _waiting: list[str] = field(default_factory=list)
     _running: dict[str, Started] = field(default_factory=dict)
