@@ -145,6 +145,18 @@ def ui(workspace: str, as_json: bool) -> None:
     click.echo(to_json(commands) if as_json else places_text(commands))
 
 
+@cli.command()
+def serve() -> None:
+    """Run what the Prefect server at PREFECT_API_URL schedules for the deployment nonet/pipeline."""
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ValueError(
+            "PREFECT_API_URL is not set; start `prefect server start`, then set it to http://127.0.0.1:4200/api"
+        )
+    from flows.pipeline import serve_pipeline
+
+    serve_pipeline()
+
+
 def _run(
     recipe: str, workspace: str, overrides: Sequence[str], force: Sequence[str], origin: str, *, as_json: bool
 ) -> None:

@@ -94,6 +94,12 @@ def run_pipeline(parameters: Mapping[str, Any]) -> dict[str, str]:
     return result
 
 
+def serve_pipeline() -> None:
+    """Runs what the server schedules for this deployment, one at a time, until it is interrupted."""
+    served: Any = pipeline
+    served.serve(name="pipeline", limit=1)
+
+
 def _submit_to_prefect(shop: Shop) -> Callable[[StageSpec, Inputs], Started]:
     futures: dict[str, Any] = {}
 
