@@ -23,6 +23,8 @@ from data.types import Update
 from flows.errors import StageFailedError
 from flows.launch import Children, Job
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in a worker: two threads on tiny tensors mostly wait for each other
+
 DOMAINS = ("coding", "general", "research")
 EFFORTS = ("low", "high", "max")
 MODEL = {
