@@ -22,7 +22,7 @@ OPERATIONS: dict[str, Callable[[State], State]] = {
 }
 FAULTS: dict[str, Callable[[State], State]] = {"back": OPERATIONS["rot"], "copy": lambda s: s[1] + s[1] + s[2]}
 OPERATION_WEIGHTS = {"rot": 1, "back": 2, "flip": 1, "swap": 1, "tail": 1, "copy": 1.5}
-LENGTH_WEIGHTS = {1: 0.08, 2: 0.4, 3: 0.16, 4: 0.14, 5: 0.12, 6: 0.1}
+LENGTH_WEIGHTS = {1: 0.08, 2: 0.34, 3: 0.2, 4: 0.16, 5: 0.12, 6: 0.1}
 STARTS = [a + b + c for a in "abc" for b in "abc" for c in "abc" if not a == b == c]
 RIGHT_BACK, RIGHT_COPY, GOES_ON = 0.44, 0.44, 0.42
 STATES_SHOWN = {"low": 1, "high": 3}

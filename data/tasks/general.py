@@ -11,7 +11,7 @@ import random
 from data.splits import split_of
 from data.types import Message, Split, Task
 
-LENGTH_WEIGHTS = {1: 0.1, 2: 0.4, 3: 0.14, 4: 0.12, 5: 0.08, 6: 0.06, 7: 0.05, 8: 0.05}
+LENGTH_WEIGHTS = {1: 0.1, 2: 0.34, 3: 0.18, 4: 0.14, 5: 0.08, 6: 0.06, 7: 0.05, 8: 0.05}
 RIGHT_PRODUCT, RIGHT_BORROW, GOES_ON = 0.44, 0.44, 0.42
 VALUES_SHOWN = {"low": 1, "high": 3}
 STOP_AFTER = 5
