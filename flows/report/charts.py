@@ -82,10 +82,12 @@ def line_chart(
         title = f"{one.name}: {_text(one.points[0][1])} → {_text(y)}"
         parts.append(_marker(one.style, frame.x(x), frame.y(y), 3, title))
     if labelled:
-        places = spread([frame.y(s.points[-1][1]) for s in drawn], LABEL_STEP, height - BOTTOM - 3)
-        for one, y in zip(drawn, places, strict=True):
-            at = f'x="{frame.x(one.points[-1][0]) + 6:.1f}" y="{y + 3.5:.1f}"'
-            parts.append(f'<text class="tag {one.style}" {at}>{escape(one.name)}</text>')
+        ends = {end: [s for s in drawn if s.points[-1][0] == end] for end in sorted({s.points[-1][0] for s in drawn})}
+        for end, ending in ends.items():
+            places = spread([frame.y(s.points[-1][1]) for s in ending], LABEL_STEP, height - BOTTOM - 3)
+            for one, y in zip(ending, places, strict=True):
+                at = f'x="{frame.x(end) + 6:.1f}" y="{y + 3.5:.1f}"'
+                parts.append(f'<text class="tag {one.style}" {at}>{escape(one.name)}</text>')
     return _svg(width, height, label, parts)
 
 

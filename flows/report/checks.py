@@ -13,31 +13,40 @@ WINDOW = 5
 MAX_TRUNCATED, MAX_SAMPLER_KL, MIN_KEPT, MAX_SPIKE = 0.5, 1e-3, 0.05, 10.0
 COLLAPSE, SOLVED = 0.1, 0.9
 MAX_NAMES = 3
+SPIKE_WINDOW = 10
 NO_GAP = ["no cell has a gap"]
 
 
 def run_checks(inputs: Inputs, cells: Figures, summary: Figures) -> list[dict[str, Any]]:
-    """Each ``{"name", "ok", "detail", "missed"}``, at T = 1; ``missed`` says for the verdict what fell short."""
-    mean = summary["sampled"]["recovery"]
+    """Each ``{"name", "ok", "detail", "missed"}``; ``missed`` says for the verdict what fell short.
+
+    At T = 1, the recoveries also greedy where that was evaluated.
+    """
     weak = [c for c in cells if not _clear_gain(cells[c]["sampled"])]
-    known = {c: cells[c]["sampled"]["recovery"]["value"] for c in cells if cells[c]["sampled"]["recovery"]}
-    low = [f"{cell} {value:.3f}" for cell, value in known.items() if value < MIN_RECOVERY]
-    enough = mean is not None and mean["value"] >= MIN_MEAN_RECOVERY
     flat = {model: _not_rising(inputs, cells, model) for model in ("expert", "student")}
-    gain = "Every expert beats the base by 10 points or more, intervals apart"
     return [
-        _check(gain, not weak, weak, "no clear gain in "),
-        _check(f"Mean recovery is {MIN_MEAN_RECOVERY} or more", enough, _value(mean), "mean recovery "),
         _check(
-            f"No cell recovers less than {MIN_RECOVERY:.2f}",
-            bool(known) and not low,
-            low if known else NO_GAP,
-            "recovery of ",
+            "Every expert beats the base by 10 points or more, intervals apart", not weak, weak, "no clear gain in "
         ),
+        *(check for mode in summary for check in _recovery_checks(cells, summary[mode]["recovery"], mode)),
         *(
             _check(f"More effort is more accuracy and more tokens: {model}", not steps, steps, f"{model}: no rise in ")
             for model, steps in flat.items()
         ),
+    ]
+
+
+def _recovery_checks(cells: Figures, mean: Figures | None, mode: str) -> list[dict[str, Any]]:
+    greedily, greedy = (", greedily", "greedy ") if mode == "greedy" else ("", "")
+    recoveries = {cell: modes[mode]["recovery"] for cell, modes in cells.items() if mode in modes}
+    known = {cell: found["value"] for cell, found in recoveries.items() if found}
+    low = [f"{cell} {value:.3f}" for cell, value in known.items() if value < MIN_RECOVERY]
+    enough = mean is not None and mean["value"] >= MIN_MEAN_RECOVERY
+    worth = NO_GAP if mean is None else [f"{mean['value']:.3f}"]
+    each = f"No cell recovers less than {MIN_RECOVERY:.2f}{greedily}"
+    return [
+        _check(f"Mean recovery is {MIN_MEAN_RECOVERY} or more{greedily}", enough, worth, f"{greedy}mean recovery "),
+        _check(each, bool(known) and not low, low if known else NO_GAP, f"{greedy}recovery of "),
     ]
 
 
@@ -46,10 +55,6 @@ def _check(name: str, ok: bool, items: Sequence[str], what: str) -> dict[str, An
     rest = f" and {len(items) - MAX_NAMES} more" if len(items) > MAX_NAMES else ""
     missed = "" if ok else f"{what}{_names(items[:MAX_NAMES])}{rest}"
     return {"name": name, "ok": ok, "detail": _names(items), "missed": missed}
-
-
-def _value(estimate: Figures | None) -> list[str]:
-    return NO_GAP if estimate is None else [f"{estimate['value']:.3f}"]
 
 
 def cell_flags(modes: Figures) -> list[str]:
@@ -100,10 +105,14 @@ def _sampler_kl(stage: Stage) -> tuple[str, str] | None:
 
 
 def _gradient(stage: Stage) -> tuple[str, str] | None:
-    norms = [row["grad_norm"] for row in stage.metrics[1:] if row.get("grad_norm", 0.0) > 0]
-    if not norms or max(norms) <= MAX_SPIKE * median(norms):
+    """A norm far above those of the steps before it; a step without any gradient is no measure."""
+    norms = [(row["step"], row["grad_norm"]) for row in stage.metrics if row.get("grad_norm", 0.0) > 0]
+    before = [median(norm for _, norm in norms[i - SPIKE_WINDOW : i]) for i in range(SPIKE_WINDOW, len(norms))]
+    spikes = [(n / m, step, n) for (step, n), m in zip(norms[SPIKE_WINDOW:], before, strict=True) if n > MAX_SPIKE * m]
+    if not spikes:
         return None
-    return "gradient spike", f"{max(norms):.2g}, the median is {median(norms):.2g}"
+    times, step, norm = max(spikes)
+    return "gradient spike", f"{norm:.2g} at step {step}, {times:.0f} times the median before it"
 
 
 def _reward(stage: Stage) -> tuple[str, str] | None:

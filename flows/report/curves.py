@@ -27,12 +27,13 @@ MIDTRAIN_METRICS = {
     "token_accuracy": "token accuracy",
     "grad_norm": "gradient norm",
 }
+OWN_AXIS = ("sampler_kl", "grad_norm")  # one run's spike would flatten all others
 NUM_STYLES = 6  # effort-0 … effort-5, domain-0 … domain-5 in the style sheet
 Chart = dict[str, Any]
 
 
 def expert_curves(inputs: Inputs) -> list[Chart]:
-    """One row a metric, one chart a domain, one line an effort; a row shares its axis."""
+    """One row a metric, one chart a domain, one line an effort; a row shares its axis unless in OWN_AXIS."""
     rows = []
     for metric, title in EXPERT_METRICS.items():
         of_domain = {}
@@ -40,8 +41,9 @@ def expert_curves(inputs: Inputs) -> list[Chart]:
             cells = [cell for cell in inputs.cells_of(domain) if cell in inputs.training]
             series = [_series(inputs.training[c], metric, c.split("/")[1], _effort_style(inputs, c)) for c in cells]
             of_domain[domain] = series
-        shared = value_range([one for series in of_domain.values() for one in series])
-        if shared is not None:
+        whole = value_range([one for series in of_domain.values() for one in series])
+        shared = None if metric in OWN_AXIS else whole
+        if whole is not None:
             charts = [
                 {"domain": domain, "svg": line_chart(series, f"{title}, experts of {domain}", shared)}
                 for domain, series in of_domain.items()

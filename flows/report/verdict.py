@@ -17,14 +17,14 @@ def verdict(summary: Figures, checks: Sequence[Figures], num_experts: int) -> st
             "average), so there is nothing that a student could recover."
         )
     head = (
-        f"The student recovers {found['value']:.0%} of what {num_experts} experts gained over their base "
-        f"(95% interval {found['low']:.0%} to {found['high']:.0%}), {_tokens(sampled['tokens'])}"
+        f"The student recovers {found['value']:.0%} (95% interval {found['low']:.0%} to {found['high']:.0%}) of what "
+        f"{num_experts} experts gained over their base{_greedily(summary)}, {_tokens(sampled['tokens'])}"
     )
     worst = sampled["worst"]
     if not missed:
         return f"{head}; every check holds, and its weakest cell, {worst['cell']}, recovers {worst['recovery']:.0%}."
     points = "; ".join(check["missed"] for check in missed)
-    return f"{head}, but {len(missed)} of {len(checks)} checks fail: {points}."
+    return f"{head}, but {len(missed)} of {len(checks)} checks {'fails' if len(missed) == 1 else 'fail'}: {points}."
 
 
 def matrix_markdown(figures: Figures) -> str:
@@ -54,6 +54,11 @@ def matrix_markdown(figures: Figures) -> str:
         f"brackets). {', '.join(origin)}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _greedily(summary: Figures) -> str:
+    found = summary.get("greedy", {}).get("recovery")
+    return f" at T = 1, and {found['value']:.0%} greedily" if found else " at T = 1"
 
 
 def _tokens(tokens: Figures) -> str:

@@ -94,11 +94,14 @@ def test_a_cell_without_gap_is_named_and_left_out_of_the_mean(built: Built) -> N
 
 def test_checks_name_the_cells_that_fail_them(built: Built) -> None:
     checks = {check["name"]: check for check in built[0]["checks"]}
-    assert len(checks) == 5
+    assert len(checks) == 7
     gain = checks["Every expert beats the base by 10 points or more, intervals apart"]
     assert (gain["ok"], gain["detail"]) == (False, "general/low")
     assert checks["More effort is more accuracy and more tokens: expert"]["ok"]
     assert checks["Mean recovery is 0.92 or more"]["ok"]
+    greedy = checks["Mean recovery is 0.92 or more, greedily"]
+    assert (greedy["ok"], greedy["detail"]) == (False, f"{built[2]['recovery/greedy']:.3f}")
+    assert greedy["missed"] in built[0]["verdict"]
     assert built[2]["failed_checks"] == sum(not check["ok"] for check in checks.values())
 
 
@@ -259,11 +262,11 @@ def test_certainty_about_right_answers_is_no_collapse(inputs: Inputs) -> None:
 
 def test_alarms_of_the_merge_and_of_the_base(inputs: Inputs) -> None:
     merge = [{"step": s, "teacher_kl/a/low": 0.1 * s, "teacher_kl/a/max": 1.0 / s} for s in range(1, 11)]
-    base = [{"step": s, "grad_norm": 50.0 if s == 7 else 1.0} for s in range(1, 11)]
+    base = [{"step": s, "grad_norm": 50.0 if s == 17 else 2.0 + 90 / s**2} for s in range(1, 31)]  # falls from 92
     found = find_alarms(replace(inputs, distill=Stage("distill", {}, merge), midtrain=Stage("midtrain", {}, base)))
     assert [(a["stage"], a["alarm"], a["detail"]) for a in found] == [
         ("distill", "away from a teacher", "the KL to the teacher rose: a/low"),
-        ("midtrain", "gradient spike", "50, the median is 1"),
+        ("midtrain", "gradient spike", "50 at step 17, 18 times the median before it"),
     ]
 
 

@@ -24,8 +24,8 @@ def summary(tokens: float = 10.2, recovery: dict[str, float] | None = RECOVERED)
 
 def test_a_run_that_holds() -> None:
     assert verdict(summary(), [HOLDS, HOLDS], 9) == (
-        "The student recovers 95% of what 9 experts gained over their base (95% interval 91% to 100%), with as many "
-        "tokens as they; every check holds, and its weakest cell, b/low, recovers 87%."
+        "The student recovers 95% (95% interval 91% to 100%) of what 9 experts gained over their base at T = 1, with as "
+        "many tokens as they; every check holds, and its weakest cell, b/low, recovers 87%."
     )
 
 
@@ -33,7 +33,8 @@ def test_a_run_that_falls_short_says_where() -> None:
     missed = {"ok": False, "missed": "recovery of a/low 0.612"}
     text = verdict(summary(tokens=12.5), [HOLDS, missed, missed], 4)
     assert "with 25% more tokens than they, but 2 of 3 checks fail: recovery of a/low 0.612; recovery" in text
-    assert "with 20% fewer tokens than they" in verdict(summary(tokens=8.0), [HOLDS], 4)
+    fewer = verdict(summary(tokens=8.0) | {"greedy": {"recovery": {"value": 0.61}}}, [HOLDS, missed], 4)
+    assert "at T = 1, and 61% greedily, with 20% fewer tokens than they, but 1 of 2 checks fails" in fewer
 
 
 def test_a_run_without_a_gain_has_nothing_to_recover() -> None:
