@@ -76,6 +76,9 @@ def test_charts_beside_each_other_share_a_range_and_name_their_lines() -> None:
     assert ends[0] < ends[1]
     assert re.findall(r'class="tag [^"]*"[^>]*>(\w+)<', line_chart([low, high], "x")) == ["low", "max"]
     assert "tag" not in alone
+    longer = Series("max", "effort-1", [(0, 0.0), (2, 1.0)])
+    heights = [float(y) for y in re.findall(r'class="tag [^>]* y="([\d.]+)"', line_chart([low, longer], "x"))]
+    assert heights[0] == heights[1]  # they end at different steps, so neither gives way
 
 
 def test_labels_move_apart_and_stay_inside() -> None:

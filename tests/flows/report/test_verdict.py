@@ -24,8 +24,8 @@ def summary(tokens: float = 10.2, recovery: dict[str, float] | None = RECOVERED)
 
 def test_a_run_that_holds() -> None:
     assert verdict(summary(), [HOLDS, HOLDS], 9) == (
-        "The student recovers 95% (95% interval 91% to 100%) of what 9 experts gained over their base at T = 1, with as "
-        "many tokens as they; every check holds, and its weakest cell, b/low, recovers 87%."
+        "The student recovers 95% (95% interval 91% to 100%) of what 9 experts gained over their base at T = 1, with "
+        "as many tokens as they; every check holds, and its weakest cell, b/low, recovers 87%."
     )
 
 
