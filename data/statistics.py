@@ -5,6 +5,7 @@ rollouts. Intervals are percentile intervals at 95 %.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
@@ -90,10 +91,13 @@ def _recovery_draws(cell: Paired, min_gap: float, num_resamples: int, seed: int)
     return float((student_P - base_P).mean()) / gap, draws_R
 
 
+@lru_cache(maxsize=8)
 def _resample(num_tasks: int, num_resamples: int, seed: int) -> Floats:
-    """Weights (R, P): how often a resample drew each task, over P."""
+    """Weights (R, P): how often a resample drew each task, over P. Drawn once for all cells that share them."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(num_tasks, np.full(num_tasks, 1.0 / num_tasks), size=num_resamples) / num_tasks
+    weights_RP: Floats = rng.multinomial(num_tasks, np.full(num_tasks, 1.0 / num_tasks), size=num_resamples) / num_tasks
+    weights_RP.setflags(write=False)
+    return weights_RP
 
 
 def _estimate(value: float, draws_R: Floats) -> Estimate:

@@ -29,22 +29,22 @@ def build(request: StageRequest) -> dict[str, float]:
     Raises ValueError when an input is no evaluation, or base, expert and student share no cell or no task.
     """
     inputs = read_inputs(request)
-    figures = make_figures(inputs)
+    read = comparisons(inputs)
+    figures = make_figures(inputs, read)
     request.output_path.mkdir(parents=True, exist_ok=True)
     _write(request.output_path / "report.json", json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
     _write(request.output_path / "matrix.md", matrix_markdown(figures))
-    _write(request.output_path / "report.html", render(inputs, figures))
+    _write(request.output_path / "report.html", render(inputs, figures, read))
     return _headline(figures)
 
 
-def make_figures(inputs: Inputs) -> Figures:
-    """Everything that the page shows, as plain values."""
+def make_figures(inputs: Inputs, read: Mapping[str, Figures]) -> Figures:
+    """Everything that the page shows, as plain values; ``read`` is from ``comparisons``."""
     cells = cell_figures(inputs)
     summary = summary_figures(inputs, cells)
     checks = run_checks(inputs, cells, summary)
     timeline = timeline_figures(inputs.stages)
     trained = [*inputs.training.values(), *(s for s in (inputs.midtrain, inputs.distill) if s is not None)]
-    read = comparisons(inputs)
     return {
         "verdict": verdict(summary, checks, len(inputs.experts)),
         "summary": summary,
@@ -61,7 +61,7 @@ def make_figures(inputs: Inputs) -> Figures:
     }
 
 
-def render(inputs: Inputs, figures: Figures) -> str:
+def render(inputs: Inputs, figures: Figures, read: Mapping[str, Figures]) -> str:
     """The page: nothing in it is loaded from elsewhere."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -80,7 +80,7 @@ def render(inputs: Inputs, figures: Figures) -> str:
         expert_curves=expert_curves(inputs),
         distill_curves=distill_curves(inputs),
         midtrain_curves=midtrain_curves(inputs),
-        comparisons=comparisons(inputs),
+        comparisons=read,
         training_groups=training_groups(inputs),
         gantt=gantt_chart(figures["timeline"]),
         settings=settings(inputs.stages),

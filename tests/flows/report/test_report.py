@@ -134,6 +134,7 @@ def test_the_page_is_whole_and_loads_nothing(built: Built) -> None:
     assert outline.targets
     assert all(re.fullmatch(r"#\w+", target) and f'id="{target[1:]}"' in page for target in outline.targets)
     assert not outline.tags & {"script", "link", "iframe", "object", "embed", "img"}
+    assert len(page.encode()) < 3_000_000
     assert not re.search(r"url\(|@import|https?://", page)
 
 
