@@ -244,11 +244,3 @@ def is_running(command_line: Path) -> bool:
         return bool(command_line.read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_throughput_is_far_beyond_a_process_start_per_job(sandbox: Sandbox) -> None:
-    jobs = [Job("c,b,a", ("a", "b", "c"), ((1, 2, 3),))] * 200
-    began = time.monotonic()
-    results = sandbox.run(jobs)
-    assert all(r.values == ((3, 2, 1),) for r in results)
-    assert len(jobs) / (time.monotonic() - began) > 60
