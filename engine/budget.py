@@ -41,7 +41,7 @@ def measure(request: StageRequest) -> dict[str, float]:
                 seed=seed_for(config.seed, cell),
                 max_turns=config.max_turns,
             )
-            budgets[cell] = budget_of(groups, config.quantile, config.scale[effort])
+            budgets[cell] = budget_of(groups, config.quantile[effort], config.scale[effort])
     request.output_path.mkdir(parents=True, exist_ok=True)
     (request.output_path / "budgets.json").write_text(json.dumps(budgets, indent=1, sort_keys=True) + "\n")
     return {f"budget/{cell}": float(budget) for cell, budget in budgets.items()}

@@ -48,13 +48,13 @@ class MidtrainConfig(Config):
 class BudgetConfig(Config):
     """Measures what the base spends per (domain, effort) and sets the effort's token budget from it.
 
-    budget = ceil(scale[effort] x quantile of the sampled tokens of the base's finished rollouts at T = 1).
+    budget = ceil(scale[effort] x quantile[effort] of the sampled tokens of the base's finished rollouts at T = 1).
     """
 
     seed: int
     efforts: tuple[str, ...]
     num_tasks: PositiveInt
-    quantile: Probability
+    quantile: dict[str, Probability]
     scale: dict[str, float]
     max_new_tokens: PositiveInt
     max_turns: PositiveInt

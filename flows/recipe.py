@@ -188,17 +188,18 @@ def _check_names(frame: _Frame, source: str) -> None:
 
 def _check_sense(recipe: Recipe, source: str) -> None:
     """What no single section can know: that the sections fit each other."""
-    scale = recipe.budget["scale"]
-    for effort in scale:
-        if effort not in recipe.efforts:
-            raise ValueError(f"{source}: unknown key budget.scale.{effort}; {nearest(effort, recipe.efforts)}")
-    for effort in recipe.efforts:
-        if effort not in scale:
-            raise ValueError(f"{source}: budget.scale.{effort} is missing; every effort needs a budget")
-        if not scale[effort] > 0:
-            raise ValueError(
-                f"{source}: budget.scale.{effort} = {scale[effort]}: a budget of no tokens; use a number above 0"
-            )
+    for key in ("scale", "quantile"):
+        values = recipe.budget[key]
+        for effort in values:
+            if effort not in recipe.efforts:
+                raise ValueError(f"{source}: unknown key budget.{key}.{effort}; {nearest(effort, recipe.efforts)}")
+        for effort in recipe.efforts:
+            if effort not in values:
+                raise ValueError(f"{source}: budget.{key}.{effort} is missing; every effort needs a budget")
+            if not values[effort] > 0:
+                raise ValueError(
+                    f"{source}: budget.{key}.{effort} = {values[effort]}: a budget of no tokens; use a number above 0"
+                )
     for cell in recipe.distill["cells"]:
         if cell not in recipe.cells:
             hint = nearest(cell, recipe.cells)

@@ -14,7 +14,7 @@ CONFIG = {
     "seed": 2,
     "efforts": ["low", "high", "max"],
     "num_tasks": 16,
-    "quantile": 0.75,
+    "quantile": {"low": 0.75, "high": 0.75, "max": 0.75},
     "scale": {"low": 1.0, "high": 1.5, "max": 2.0},
     "max_new_tokens": 32,
     "max_turns": 4,

@@ -20,12 +20,17 @@ name = "fake"
 seed = 0
 efforts = ["low", "high"]
 corpus = { num_documents = 8, own_style = 0.5, step_error = 0.0, vocab_size = 300 }
-budget = { num_tasks = 4, quantile = 0.9, max_new_tokens = 8, max_turns = 2, scale = { low = 1.0, high = 1.0 } }
 evaluate = { num_tasks = 4, num_tasks_other = 2, samples_per_task = 2, max_turns = 2 }
 export = { name = "fake" }
 [domains]
 coding = { generator = "fake_stages:make", traces = "fake_stages:make", num_train = 8, num_test = 8 }
 general = { generator = "fake_stages:make", traces = "fake_stages:make", num_train = 8, num_test = 8 }
+[budget]
+num_tasks = 4
+max_new_tokens = 8
+max_turns = 2
+quantile = { low = 0.9, high = 0.9 }
+scale = { low = 1.0, high = 1.0 }
 [midtrain]
 num_steps = 3
 batch_size = 2

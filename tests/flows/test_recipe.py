@@ -39,6 +39,7 @@ def test_the_shipped_recipes_are_valid() -> None:
         ("resources.threads.midtrian=1", "unknown key resources.threads.midtrian; did you mean midtrain?"),
         ("budget.scale.lo=1.0", "unknown key budget.scale.lo; did you mean low?"),
         ("budget.max_new_tokens=0", "budget.max_new_tokens = 0: input should be greater than 0"),
+        ("budget.quantile.lo=0.5", "unknown key budget.quantile.lo; did you mean low?"),
         ("budget.scale.low=0", "budget.scale.low = 0.0: a budget of no tokens"),
         ('distill.cells=["coding/ultra"]', "coding/ultra has no teacher"),
         ("midtrain.num_steps=ten", "midtrain.num_steps = 'ten': input should be a valid integer"),
