@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from data.arrow import save_rows
 from data.config import CorpusConfig, DomainSource
@@ -24,6 +25,9 @@ from flows.errors import StageFailedError
 from flows.launch import Children, Job
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in a worker: two threads on tiny tensors mostly wait for each other
+
+settings.register_profile("nonet", deadline=None)  # a busy machine is slow, not wrong
+settings.load_profile("nonet")
 
 DOMAINS = ("coding", "general", "research")
 EFFORTS = ("low", "high", "max")
