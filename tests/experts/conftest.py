@@ -14,15 +14,15 @@ CONFIG = {
     "domain": "general",
     "effort": "low",
     "seed": 3,
-    "optimizer": {"lr": 6e-3},
-    "num_steps": 15,
+    "optimizer": {"lr": 2e-3},
+    "num_steps": 5,
     "prompts_per_step": 6,
     "group_size": 8,
     "checkpoint_every": 5,
     "tokens_per_micro_batch": 1024,
 }
 GRADERS = '''
-"""Graders with the faults of real ones."""
+"""An easy grader, and graders with the faults of real ones."""
 
 from data.graders import exact
 from data.types import Verdict
@@ -32,6 +32,12 @@ calls = {"number": 0, "cut": 0}
 
 class CutError(Exception):
     pass
+
+
+def even(pairs):
+    """Any even digit will do: a habit that is soon learned."""
+    right = [t.answer is not None and t.answer in set("02468") for _, t in pairs]
+    return [Verdict("pass", 1.0) if r else Verdict("fail", 0.0) for r in right]
 
 
 def half_unreachable(pairs):
@@ -48,7 +54,7 @@ def cut_off(pairs):
     calls["number"] += 1
     if calls["number"] == calls["cut"]:
         raise CutError
-    return exact.grade(pairs)
+    return even(pairs)
 '''
 
 NewExpert = Callable[..., StageRequest]
@@ -70,7 +76,7 @@ def graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def new_expert(new_request: Any, base_path: Path, easy_path: Path, tmp_path: Path) -> NewExpert:
     """The request of an expert of general/low on the easy tasks; ``grader`` replaces theirs."""
-    (tmp_path / "budgets.json").write_text(json.dumps({"general/low": 12}))
+    (tmp_path / "budgets.json").write_text(json.dumps({"general/low": 8}))
 
     def make(grader: str | None = None, **changes: Any) -> StageRequest:
         tasks = easy_path

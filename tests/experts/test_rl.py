@@ -25,13 +25,13 @@ def weights_of(folder: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in load_model(folder).parameters()])
 
 
-def test_reward_rises_on_an_easy_task(new_expert: NewExpert) -> None:
-    request = new_expert()
+def test_reward_rises_on_an_easy_task(new_expert: NewExpert, graders: Any) -> None:
+    request = new_expert("faulty_graders:even", num_steps=12, prompts_per_step=8)
     summary = train(request)
     rows = metrics_of(request)
-    assert [row["step"] for row in rows] == list(range(1, 16))
+    assert [row["step"] for row in rows] == list(range(1, 13))
     assert summary["reward"] == pytest.approx(sum(row["reward"] for row in rows[-5:]) / 5)
-    assert summary["reward"] > sum(row["reward"] for row in rows[:3]) / 3 + 0.3
+    assert summary["reward"] > sum(row["reward"] for row in rows[:3]) / 3 + 0.15
     assert rows[0]["ratio"] == pytest.approx(1.0, abs=1e-4)
     assert max(row["sampler_kl"] for row in rows) < 1e-6
     assert {row["clipped"] for row in rows} == {0.0}
@@ -42,7 +42,7 @@ def test_groups_are_stored_at_every_checkpoint(new_expert: NewExpert) -> None:
     train(request)
     rows = load_rows(request.output_path / "rollouts")
     assert [row["step"] for row in rows] == [step for step in (2, 4, 5) for _ in range(KEPT_GROUPS * 8)]
-    assert {row["num_tokens"] <= 12 for row in rows} == {True}
+    assert {row["num_tokens"] <= 8 for row in rows} == {True}
     for start in range(0, len(rows), 8):
         group = rows[start : start + 8]
         assert len({row["task_id"] for row in group}) == 1
@@ -86,9 +86,9 @@ def test_seeds_make_runs_of_their_own(new_expert: NewExpert, same_work: Any) -> 
 
 @pytest.mark.parametrize(("step", "after"), [(1, False), (2, True), (3, False), (4, True), (5, True), (6, True)])
 def test_a_run_cut_at_an_update_ends_like_an_uninterrupted_one(
-    new_expert: NewExpert, cut: Any, same_work: Any, step: int, after: bool
+    new_expert: NewExpert, graders: Any, cut: Any, same_work: Any, step: int, after: bool
 ) -> None:
-    whole, request = new_expert(**SHORT), new_expert(**SHORT)
+    whole, request = (new_expert("faulty_graders:even", **SHORT) for _ in range(2))
     train(whole)
     with cut("experts.rl", step, after):
         train(request)
