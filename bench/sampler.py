@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.reference import to_transformers
 from engine.config import ModelConfig
 from engine.embedded_sampler import EmbeddedSampler
 from engine.model import Qwen3
@@ -55,7 +56,7 @@ def main() -> None:
     print(f"{'model':6s}{'workload':30s}{'embedded':>12s}{'generate':>12s}{'ratio':>8s}")
     for name, config in SHAPES.items():
         model = new_model(config, VOCAB, seed=0)
-        reference = _reference(model)
+        reference = to_transformers(model)
         for workload in WORKLOADS:
             prompts = _prompts(workload)
             embedded = _best(lambda w=workload, p=prompts, m=model: _embedded(m, w, p), repeats)
@@ -84,25 +85,6 @@ def _embedded(model: Qwen3, workload: Workload, prompts: list[tuple[int, ...]]) 
     sampler.load(model, 0)
     completions = sampler.sample(requests, params)
     return sum(len(c.token_ids) for group in completions for c in group) / (time.perf_counter() - started)
-
-
-def _reference(model: Qwen3) -> torch.nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    shape = model.shape
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate_size,
-        tie_word_embeddings=True,
-    )
-    reference = Qwen3ForCausalLM(config).eval()
-    reference.load_state_dict(model.state_dict(), strict=False)
-    return reference
 
 
 def _generate(reference: torch.nn.Module, workload: Workload, prompts: list[tuple[int, ...]]) -> float:

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from bench.reference import to_transformers
 from data.config import CorpusConfig, DomainSource
 from data.corpus import Document, fit_tokenizer, render_document, write_documents
 from data.markup import Markup
@@ -26,6 +26,7 @@ from data.tasks import coding, general, research
 from data.types import Sample
 from engine.config import ModelConfig, OptimizerConfig
 from engine.losses import clipped_policy_gradient
+from engine.model import Qwen3
 from engine.trainer import EmbeddedTrainer
 from engine.weights import new_model
 
@@ -50,11 +51,11 @@ def main() -> None:
 
 
 def compare(name: str, samples: Sequence[Sample], vocab_size: int) -> None:
-    weights = new_model(SHAPE, vocab_size, seed=0).state_dict()
+    model = new_model(SHAPE, vocab_size, seed=0)
     loss = clipped_policy_gradient(CLIP_LOW, CLIP_HIGH)
     trainers = {size: EmbeddedTrainer(new_model(SHAPE, vocab_size, 0), OPTIMIZER, 1000, size) for size in (1024, 2048)}
     sizes = (16, 32, 64, 128)
-    rivals = {(side, n): Padded(weights, vocab_size, n, side == "tuned") for side in ("tuned", "padded") for n in sizes}
+    rivals = {(side, n): Padded(model, n, side == "tuned") for side in ("tuned", "padded") for n in sizes}
     gap = abs(trainers[1024].update(samples, loss).loss - rivals["padded", 16].update(samples))
     updates: dict[tuple[str, int], Callable[[], object]] = {
         **{key: (lambda r=rival: r.update(samples)) for key, rival in rivals.items()},
@@ -84,21 +85,8 @@ def best_of_rounds(updates: dict[tuple[str, int], Callable[[], object]]) -> dict
 class Padded:
     """Rows padded on the right, logits at every position, ``num_rows`` a micro-batch, by length or as they come."""
 
-    def __init__(self, weights: dict[str, torch.Tensor], vocab_size: int, num_rows: int, by_length: bool) -> None:
-        config = Qwen3Config(
-            vocab_size=vocab_size,
-            hidden_size=SHAPE.hidden_size,
-            num_hidden_layers=SHAPE.num_layers,
-            num_attention_heads=SHAPE.num_heads,
-            num_key_value_heads=SHAPE.num_kv_heads,
-            head_dim=SHAPE.head_dim,
-            intermediate_size=SHAPE.intermediate_size,
-            max_position_embeddings=SHAPE.max_position_embeddings,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            tie_word_embeddings=True,
-        )
-        self.model = Qwen3ForCausalLM(config)
-        self.model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    def __init__(self, model: Qwen3, num_rows: int, by_length: bool) -> None:
+        self.model = to_transformers(model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=OPTIMIZER.lr, weight_decay=0.0, fused=True)
         self.num_rows, self.by_length = num_rows, by_length
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.reference import to_transformers
 from engine.config import ModelConfig
 from engine.model import ModelShape, Qwen3
 from engine.weights import new_model
@@ -40,23 +41,8 @@ def logits_of(model: Qwen3, ids_BT: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("config", [GROUPED, PLAIN])
 def test_logits_and_names_are_those_of_transformers(config: ModelConfig) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     model = make_model(config)
-    reference = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCAB,
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            intermediate_size=config.intermediate_size,
-            tie_word_embeddings=True,
-        )
-    ).eval()
-    missing, unexpected = reference.load_state_dict(model.state_dict(), strict=False)
-    assert (missing, unexpected) in (([], []), (["lm_head.weight"], []))
+    reference = to_transformers(model)
     ids_BT = random_ids(3, 40)
     with torch.no_grad():
         expected = reference(ids_BT).logits

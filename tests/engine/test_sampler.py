@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.reference import to_transformers
 from engine.config import ModelConfig
 from engine.decode_loop import group_rows
 from engine.embedded_sampler import EmbeddedSampler
@@ -103,23 +104,10 @@ def test_logprobs_are_the_models(config: ModelConfig, temperature: float) -> Non
 
 
 def test_greedy_is_transformers_generate_token_by_token() -> None:
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig
 
     model = make_model()
-    shape = model.shape
-    reference = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCAB,
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            intermediate_size=shape.intermediate_size,
-            tie_word_embeddings=True,
-        )
-    ).eval()
-    reference.load_state_dict(model.state_dict(), strict=False)
+    reference = to_transformers(model)
     requests = make_requests(8, num_samples=1)
     found = make_sampler(model).sample(requests, params(0.0, max_new_tokens=30))
     generation = GenerationConfig(max_new_tokens=30, do_sample=False, eos_token_id=STOP, pad_token_id=0)
