@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -175,6 +176,15 @@ def test_a_cut_run_ends_like_an_uninterrupted_one(
     with cut("distill.merge", step, after):
         train(request)
     assert not (request.output_path / "model.safetensors").exists()
+    train(request)
+    assert same_work(request, whole)
+
+
+def test_cut_after_its_last_step_it_only_writes_its_output(new_merge: NewMerge, same_work: Any) -> None:
+    whole, request = new_merge(), new_merge()
+    for done in (whole, request):
+        train(done)
+    shutil.rmtree(request.output_path)
     train(request)
     assert same_work(request, whole)
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -122,6 +123,16 @@ def test_the_number_of_threads_leaves_no_trace(
         midtrain(request)
     finally:
         torch.set_num_threads(before)
+    assert same_work(request, uninterrupted)
+
+
+def test_cut_after_its_last_step_it_only_writes_its_output(
+    new_request: Any, corpus_path: Path, uninterrupted: StageRequest, same_work: Any
+) -> None:
+    request = new_request("midtrain", CONFIG | {"checkpoint_every": STEPS}, {"corpus": corpus_path})
+    midtrain(request)
+    shutil.rmtree(request.output_path)
+    midtrain(request)
     assert same_work(request, uninterrupted)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,15 @@ def test_a_run_cut_while_grading_ends_like_an_uninterrupted_one(
         train(request)
     train(request)
     assert graders.calls["number"] == 6 + 1 + (call - 1) % 2  # the call cut off, and steps since the last checkpoint
+    assert same_work(request, whole)
+
+
+def test_cut_after_its_last_step_it_only_writes_its_output(new_expert: NewExpert, same_work: Any) -> None:
+    whole, request = new_expert(**SHORT), new_expert(**SHORT)
+    for done in (whole, request):
+        train(done)
+    shutil.rmtree(request.output_path)
+    train(request)
     assert same_work(request, whole)
 
 

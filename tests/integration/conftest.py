@@ -24,7 +24,7 @@ OVERRIDES = {
     "midtrain.optimizer.lr": 0.02,
     "midtrain.optimizer.adam_lr": 0.02,
     "budget.num_tasks": 16,
-    "expert.num_steps": 8,
+    "expert.num_steps": 12,
     "expert.checkpoint_every": 2,
     "distill.num_steps": 10,
     "distill.checkpoint_every": 2,
@@ -41,7 +41,7 @@ class Nonet:
     overrides = tuple(part for key, value in OVERRIDES.items() for part in ("--set", f"{key}={value}"))
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(_command(arguments), capture_output=True, text=True, timeout=280, check=False)
+        return subprocess.run(_command(arguments), capture_output=True, text=True, timeout=600, check=False)
 
     def run(self, workspace: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return self("run", self.recipe, *self.overrides, "-w", str(workspace), *arguments)
