@@ -7,13 +7,15 @@ import numpy as np
 
 from data.types import Group, Sample
 from distill.config import DistillConfig
-from engine.losses import Loss, full_vocabulary_divergence, sampled_token_reverse_kl
+from engine.losses import Loss, full_vocabulary_divergence, jensen_shannon_divergence, sampled_token_reverse_kl
 
 
 def loss_of(config: DistillConfig) -> Loss:
     """The loss that the recipe names."""
     if config.divergence == "sampled_token":
         return sampled_token_reverse_kl(config.teacher_temperature)
+    if config.divergence == "jensen_shannon":
+        return jensen_shannon_divergence(config.beta, config.teacher_temperature)
     return full_vocabulary_divergence(config.forward_share, config.teacher_temperature)
 
 

@@ -140,6 +140,26 @@ def full_vocabulary_divergence(forward_share: float, teacher_temperature: float 
     return loss
 
 
+def jensen_shannon_divergence(beta: float, teacher_temperature: float = 1.0) -> Loss:
+    """JSD_beta of teacher and student over the whole vocabulary (GKD), the teacher sharpened.
+
+    Metrics and errors as of ``full_vocabulary_divergence``; beta outside [0, 1] raises ValueError.
+    """
+
+    def loss(logits_UV: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_UV = log_softmax(logits_UV)
+        target_NV = sharpen(_teacher(batch, logprobs_UV), teacher_temperature)
+        logprobs_NV = _of_tokens(logprobs_UV, batch)
+        metrics = {
+            "reverse_kl": reverse_kl(logprobs_NV.detach(), target_NV).sum(),
+            "forward_kl": forward_kl(logprobs_NV.detach(), target_NV).sum(),
+        }
+        watched = _watch(logprobs_UV.detach(), _chosen(logprobs_UV.detach(), batch), batch)
+        return jensen_shannon(logprobs_NV, target_NV, beta).sum(), metrics | watched
+
+    return loss
+
+
 def _of_tokens(values_U: Tensor, batch: Batch) -> Tensor:
     """Values of the states, (U, ...), as values of the trained tokens, (N, ...)."""
     return values_U if len(values_U) == len(batch.state_N) else values_U.index_select(0, batch.state_N)

@@ -21,7 +21,7 @@ class ExpertConfig(Config):
     num_steps: PositiveInt
     prompts_per_step: PositiveInt
     group_size: int = Field(ge=2)
-    objective: Literal["grpo", "dr_grpo"] = "grpo"
+    objective: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
     over_budget_reward: float = -1.0

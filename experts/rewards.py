@@ -7,10 +7,10 @@ import numpy as np
 
 from data.markup import Markup
 from data.types import Group, Rollout, Sample, Verdict
-from engine.advantages import dr_grpo, grpo
+from engine.advantages import dr_grpo, grpo, rloo
 from experts.config import ExpertConfig
 
-ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo}
+ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 
 
 def reward_of(rollout: Rollout, verdict: Verdict, over_budget_reward: float) -> float:

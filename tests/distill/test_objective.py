@@ -71,8 +71,35 @@ def test_sampled_token_is_chosen_with_its_temperature() -> None:
     assert not torch.allclose(chosen[1], plain[1])
 
 
+@pytest.mark.parametrize(("beta", "share"), [(0.0, 1.0), (1.0, 0.0)])
+def test_jensen_shannon_ends_in_the_two_one_sided_divergences(beta: float, share: float) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3))
+    chosen = loss_of(config(divergence="jensen_shannon", beta=beta, teacher_temperature=0.6))
+    total, gradient = value_and_gradient(chosen, logits)
+    expected = value_and_gradient(full_vocabulary_divergence(share, 0.6), logits)
+    assert float(total) == pytest.approx(float(expected[0]), rel=1e-6)
+    assert torch.allclose(gradient, expected[1], atol=1e-7)
+
+
+def test_jensen_shannon_by_hand_at_a_half() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    total, _ = value_and_gradient(loss_of(config(divergence="jensen_shannon")), logits)
+    p = logits.softmax(-1)
+    q = torch.from_numpy(scored_sample().teacher_logprobs_NV).exp()
+    m = (p + q) / 2
+    expected = ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2
+    assert float(total) == pytest.approx(float(expected), rel=1e-5)
+
+
 @pytest.mark.parametrize(
-    "changes", [{"forward_share": 0.0}, {"forward_share": 0.5}, {"divergence": "sampled_token"}], ids=str
+    "changes",
+    [
+        {"forward_share": 0.0},
+        {"forward_share": 0.5},
+        {"divergence": "sampled_token"},
+        {"divergence": "jensen_shannon", "beta": 0.3},
+    ],
+    ids=str,
 )
 def test_student_like_teacher_gets_no_gradient(changes: dict[str, object]) -> None:
     logits = torch.from_numpy(scored_sample().teacher_logprobs_NV)

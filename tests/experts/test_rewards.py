@@ -53,6 +53,7 @@ def test_reward_is_the_verdicts_and_the_budget_is_hard(markup: Markup) -> None:
     ("outcomes", "cut_off", "objective", "expected"),
     [
         ("pfff", "", "dr_grpo", [0.75, -0.25, -0.25, -0.25]),
+        ("pfff", "", "rloo", [1.0, -1 / 3, -1 / 3, -1 / 3]),  # G / (G - 1) of the centred
         ("pfff", "", "grpo", [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]),  # sqrt((1 - p) / p) at p = 1/4
         ("ppff", "   x", "dr_grpo", [0.75, 0.75, -0.25, -1.25]),  # 1, 1, 0 and -1
         ("pfii", "", "dr_grpo", [0.5, -0.5, 0.0, 0.0]),  # the baseline is of two
