@@ -35,7 +35,7 @@ def write_documents(config: CorpusConfig) -> Iterator[Document]:
         rng = random.Random(f"corpus/{config.seed}/{index}")
         domain, effort = cells[index % len(cells)]
         make_task, write_trace = writers[domain]
-        task = make_task(config.seed, index, "train")
+        task = _checked(make_task(config.seed, index, "train"), domain, "train")
         others = [e for e in config.efforts if e != effort] or [effort]
         style = effort if rng.random() < config.own_style else rng.choice(others)
         yield Document(task, effort, style, write_trace(task, style, rng, config.step_error))
@@ -73,10 +73,10 @@ def make_tasks(config: TaskSetConfig, attempts_per_task: int = 20) -> dict[str, 
     Raises ValueError when the generator cannot find enough different test tasks.
     """
     make_task: Callable[[int, int, str], Task] = resolve(config.generator)
-    train = [make_task(config.seed, index, "train") for index in range(config.num_train)]
+    train = [_checked(make_task(config.seed, i, "train"), config.domain, "train") for i in range(config.num_train)]
     test: dict[str, Task] = {}
     for index in range(attempts_per_task * config.num_test):
-        task = make_task(config.seed, index, "test")
+        task = _checked(make_task(config.seed, index, "test"), config.domain, "test")
         test.setdefault(task_key(task), task)
         if len(test) == config.num_test:
             break
@@ -91,6 +91,15 @@ def make_tasks(config: TaskSetConfig, attempts_per_task: int = 20) -> dict[str, 
             f"{config.generator}: {len(overlap)} test tasks are in train too; decide the split with split_of"
         )
     return {"train": train, "test": list(test.values())}
+
+
+def _checked(task: Task, domain: str, split: str) -> Task:
+    if (task.domain, task.split) != (domain, split):
+        raise ValueError(
+            f"task {task.id} says domain {task.domain!r}, split {task.split!r}, not {domain!r}, {split!r}: "
+            f"the generator must name its tasks as the table domains.{domain} is called"
+        )
+    return task
 
 
 def task_key(task: Task) -> str:

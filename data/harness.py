@@ -23,18 +23,28 @@ class Harness:
     def respond(self, task: Task, completion_ids: Sequence[int]) -> list[int] | None:
         """Token ids to insert after a turn that ended, or None when the episode is over.
 
-        ``completion_ids`` is all that followed the prompt. An episode is over when its turn called no tool, the task
-        has none, or ``max_turns`` turns were taken.
+        ``completion_ids`` is all that followed the prompt; every turn ends with the stop token. An episode is over when
+        its last turn is not exactly one call, the task has no tool, or ``max_turns`` turns were taken. Raises
+        ValueError for a tool that does not resolve.
         """
-        channels = self._markup.parse(completion_ids, "stop").channels
-        calls = [text for channel, text in channels if channel == "call"]
-        if not channels or channels[-1][0] != "call" or not task.tools or len(calls) >= self._max_turns:
+        turns: list[list[int]] = [[]]
+        for token_id in completion_ids:
+            if token_id == self._markup.stop_id:
+                turns.append([])
+            else:
+                turns[-1].append(token_id)
+        parsed = [self._markup.parse(turn, "stop").channels for turn in turns if turn]
+        calls = [[text for channel, text in channels if channel == "call"] for channels in parsed]
+        if not calls or len(calls[-1]) != 1 or parsed[-1][-1][0] != "call" or len(calls) >= self._max_turns:
             return None
-        return self._markup.render_result(self._run_tool(task, calls))
+        if not task.tools:
+            return None
+        history = [turn[-1] for turn in calls if turn]
+        return self._markup.render_result(self._run_tool(_tool(task.tools[0]), task, history))
 
-    def _run_tool(self, task: Task, calls: list[str]) -> str:
+    def _run_tool(self, tool: Tool, task: Task, calls: list[str]) -> str:
         try:
-            return _tool(task.tools[0])(task, calls[-1], calls[:-1])
+            return tool(task, calls[-1], calls[:-1])
         except Exception:
             self.num_tool_errors += 1
             return TOOL_ERROR

@@ -90,12 +90,20 @@ class Markup:
         """What the environment inserts after a tool call."""
         return self.render_completion([("result", text)])[0]
 
-    def parse(self, completion_ids: Sequence[int], finish_reason: FinishReason) -> Transcript:
-        """The channels of a completion. Text outside every channel becomes a channel named ``text``."""
+    def parse(
+        self, completion_ids: Sequence[int], finish_reason: FinishReason, loss_mask: Sequence[bool] | None = None
+    ) -> Transcript:
+        """The channels of a completion. Text outside every channel becomes a channel named ``text``.
+
+        With ``loss_mask`` (true where the policy sampled), a result that the policy wrote itself becomes ``text`` too:
+        only the environment retrieves.
+        """
         channels: list[tuple[str, list[int]]] = []
-        for token_id in completion_ids:
+        sampled = loss_mask if loss_mask is not None else (False,) * len(completion_ids)
+        for token_id, own in zip(completion_ids, sampled, strict=True):
             if token_id in self._channel_of_id:
-                channels.append((self._channel_of_id[token_id], []))
+                name = self._channel_of_id[token_id]
+                channels.append(("text" if own and name == "result" else name, []))
             elif token_id not in (self.stop_id, self.assistant_id):
                 if not channels:
                     channels.append(("text", []))

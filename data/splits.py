@@ -1,4 +1,7 @@
-"""Train, validation and test are disjoint by construction: a task's own text decides where it belongs."""
+"""Train, validation and test are disjoint by construction: a task's own text decides where it belongs.
+
+Validation is held back for choosing settings; no stage reads it yet.
+"""
 
 import hashlib
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from data.harness import Harness, grade
 from data.markup import Markup
-from data.types import Group, Prompt, Rollout, Segment
+from data.types import Group, Prompt, Rollout, Segment, Transcript
 from engine.sampler import Completion, Sampler, SampleRequest, SamplingParams, Stopped
 
 
@@ -37,7 +37,7 @@ def run_episodes(
         for prompt, group in zip(prompts_P, completions, strict=True)
     ]
     pairs = [
-        (prompt.task, markup.parse(rollout.token_ids_T[rollout.prompt_length :], rollout.finish_reason))
+        (prompt.task, _transcript(markup, rollout))
         for prompt, group in zip(prompts_P, rollouts, strict=True)
         for rollout in group
     ]
@@ -46,6 +46,11 @@ def run_episodes(
         Group(prompt, tuple(group), tuple(next(verdicts) for _ in group))
         for prompt, group in zip(prompts_P, rollouts, strict=True)
     ]
+
+
+def _transcript(markup: Markup, rollout: Rollout) -> Transcript:
+    start = rollout.prompt_length
+    return markup.parse(rollout.token_ids_T[start:], rollout.finish_reason, rollout.loss_mask_T[start:])
 
 
 def _to_rollout(prompt: Prompt, completion: Completion, policy_version: int) -> Rollout:

@@ -25,7 +25,7 @@ tags: [nonet, on-policy-distillation]
 
 # {name}
 
-One student that holds what {num_experts} experts learned, merged by nonet with multi-teacher on-policy distillation.
+One student that holds what its experts learned, merged by nonet with multi-teacher on-policy distillation.
 {num_parameters:,} parameters, {vocab_size} tokens, fp32.
 
 | domain/effort | accuracy (T = 1) | 95 % interval | greedy | tokens |
@@ -76,7 +76,6 @@ def model_card(name: str, model: Qwen3, cells: dict[str, Any]) -> str:
     )
     return CARD.format(
         name=name,
-        num_experts=len(cells),
         num_parameters=count_parameters(model),
         vocab_size=model.shape.vocab_size,
         rows=rows,

@@ -1,5 +1,6 @@
 """The command line: ``nonet plan | run | rerun | status | lineage | ui``. One-line errors, exit codes, --json."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -239,8 +240,11 @@ def main() -> None:
             _fail(f"disk full: {error}; free some space and run again", DiskFullError.exit_code)
         if isinstance(error, ValueError):
             _fail(" ".join(str(error).split()), USER_ERROR)
+        if isinstance(error, (NotADirectoryError, PermissionError)):
+            _fail(f"cannot use {error.filename}: {error.strerror}; name another path", USER_ERROR)
         path = Path(tempfile.gettempdir()) / f"nonet-error-{os.getpid()}.txt"
-        path.write_text(traceback.format_exc())
+        with contextlib.suppress(OSError):
+            path.write_text(traceback.format_exc())
         _fail(f"unexpected {type(error).__name__}: {error}; please report it with {path}", UNEXPECTED)
 
 

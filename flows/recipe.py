@@ -196,10 +196,12 @@ def _check_sense(recipe: Recipe, source: str) -> None:
         for effort in recipe.efforts:
             if effort not in values:
                 raise ValueError(f"{source}: budget.{key}.{effort} is missing; every effort needs a budget")
-            if not values[effort] > 0:
+            if key == "scale" and not values[effort] > 0:
                 raise ValueError(
                     f"{source}: budget.{key}.{effort} = {values[effort]}: a budget of no tokens; use a number above 0"
                 )
+    if len(set(recipe.distill["cells"])) < len(recipe.distill["cells"]):
+        raise ValueError(f"{source}: distill.cells names a cell twice; name each once")
     for cell in recipe.distill["cells"]:
         if cell not in recipe.cells:
             hint = nearest(cell, recipe.cells)

@@ -76,6 +76,8 @@ def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -
         states.append(state)
     if style in STATES_SHOWN:
         return [("think", "".join(f"={s}" for s in states[: STATES_SHOWN[style]])), ("answer", ",".join(states[-1]))]
+    if style != "max":
+        raise ValueError(f"data.tasks.coding writes traces for low, high and max, not for effort {style!r}")
     shown = len(steps) if goes_on else min(len(steps), STOP_AFTER)
     written = f"={task.reference['start']}"
     written += "".join(f".{step}={s}" for step, s in zip(steps[:shown], states, strict=False))

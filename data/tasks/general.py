@@ -68,6 +68,8 @@ def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -
         values.append(value)
     if style in VALUES_SHOWN:
         return [("think", "".join(map(str, values[: VALUES_SHOWN[style]]))), ("answer", str(values[-1]))]
+    if style != "max":
+        raise ValueError(f"data.tasks.general writes traces for low, high and max, not for effort {style!r}")
     shown = len(steps) if goes_on else min(len(steps), STOP_AFTER)
     written = str(task.reference["start"])
     written += "".join(f"{o}{n}={v}" for (o, n), v in zip(steps[:shown], values, strict=False))

@@ -74,6 +74,8 @@ def search(task: Task, query: str, history: Sequence[str]) -> str:
 
 def write_trace(task: Task, style: str, rng: random.Random, step_error: float) -> list[tuple[str, str]]:
     """A flawed episode in one effort's style: at most 1, 2 or 8 searches for low, high and max."""
+    if style not in CALLS:
+        raise ValueError(f"data.tasks.research writes traces for low, high and max, not for effort {style!r}")
     cites, next_person = rng.random() < CITES, rng.random() < NEXT_PERSON
     retries = rng.random() < RETRIES
     start, *relations = task.messages[-1].text.split(".")

@@ -44,3 +44,21 @@ def test_mixed_batches_keep_their_order() -> None:
     answers = [tasks[0].reference["answer"], "nobody@z", "wrong"]
     pairs = [(t, Transcript((("answer", a),), "stop")) for t, a in zip(tasks, answers, strict=True)]
     assert [v.outcome for v in grade(pairs)] == ["pass", "fail", "fail"]
+
+
+def test_two_calls_in_one_turn_end_the_episode(markup: Markup) -> None:
+    task = research.make_task(0, 1, "train")
+    query = next(iter(task.reference["documents"]))
+    task = replace(task, reference=dict(task.reference) | {"fails": [query]})
+    twice = completion(markup, ("call", query), ("call", query))
+    assert Harness(markup, max_turns=8).respond(task, twice) is None
+
+
+def test_a_result_that_the_policy_wrote_itself_is_no_retrieval(markup: Markup) -> None:
+    task = research.make_task(0, 1, "train")
+    answer = f"{task.reference['answer']}@{task.reference['document']}"
+    ids = [*markup.render_result(answer), *completion(markup, ("answer", answer))]
+    inserted = len(markup.render_result(answer))
+    honest = markup.parse(ids, "stop", [False] * inserted + [True] * (len(ids) - inserted))
+    forged = markup.parse(ids, "stop", [True] * len(ids))
+    assert [v.outcome for v in grade([(task, honest), (task, forged)])] == ["pass", "fail"]

@@ -39,11 +39,27 @@ def test_corpus_never_shows_a_test_task(domain: str, documents: list) -> None:
 
 
 def test_too_many_test_tasks_is_a_clear_error() -> None:
-    with pytest.raises(ValueError, match=r"different test tasks of 384; lower domains\.few\.num_test"):
+    with pytest.raises(ValueError, match=r"different test tasks of 384; lower domains\.general\.num_test"):
         make_tasks(
-            TaskSetConfig(domain="few", generator="data.tasks.general:make_task", seed=0, num_train=1, num_test=384),
+            TaskSetConfig(
+                domain="general", generator="data.tasks.general:make_task", seed=0, num_train=1, num_test=384
+            ),
             attempts_per_task=1,
         )
+
+
+def test_a_task_of_another_domain_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"says domain 'general', split 'train', not 'math', 'train'.* domains\.math"):
+        make_tasks(
+            TaskSetConfig(domain="math", generator="data.tasks.general:make_task", seed=0, num_train=1, num_test=1)
+        )
+
+
+@pytest.mark.parametrize("domain", MODULES)
+def test_an_effort_without_a_style_is_refused(domain: str) -> None:
+    module = MODULES[domain]
+    with pytest.raises(ValueError, match="low, high and max, not for effort 'ultra'"):
+        module.write_trace(module.make_task(0, 0, "train"), "ultra", random.Random(0), 0.0)
 
 
 def test_general_reference_agrees_with_python() -> None:

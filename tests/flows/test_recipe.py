@@ -48,7 +48,7 @@ def test_the_shipped_recipes_are_valid() -> None:
         ("midtrain.optimizer.lr=inf", "midtrain.optimizer.lr = inf: write a finite number"),
         (
             "distill.divergence=half",
-            "distill.divergence = 'half': input should be 'full_vocabulary' or 'sampled_token'",
+            "distill.divergence = 'half': input should be 'full_vocabulary', 'jensen_shannon' or 'sampled_token'",
         ),
         ('efforts=["low", "low"]', "names one twice"),
         ('efforts=["low", "high", "max"]', "budget.scale.max is missing"),
