@@ -240,7 +240,7 @@ def main() -> None:
             _fail(f"disk full: {error}; free some space and run again", DiskFullError.exit_code)
         if isinstance(error, ValueError):
             _fail(" ".join(str(error).split()), USER_ERROR)
-        if isinstance(error, (NotADirectoryError, PermissionError)):
+        if isinstance(error, (NotADirectoryError, PermissionError)) and error.filename:
             _fail(f"cannot use {error.filename}: {error.strerror}; name another path", USER_ERROR)
         path = Path(tempfile.gettempdir()) / f"nonet-error-{os.getpid()}.txt"
         with contextlib.suppress(OSError):

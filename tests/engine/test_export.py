@@ -76,7 +76,7 @@ def test_other_weights_are_told_from_the_models_own(exported: Path, base_path: P
     assert largest_difference(model, markup, exported, ["general", "research"]) > TOLERANCE
 
 
-def refused(new_request: Any, model_path: Path, evaluation_path: Path, match: str) -> None:
+def check_refused(new_request: Any, model_path: Path, evaluation_path: Path, match: str) -> None:
     request = new_request("export", {"name": "x"}, {"model": model_path, "evaluation": evaluation_path})
     with pytest.raises(ValueError, match=match):
         export(request)
@@ -89,7 +89,7 @@ def test_a_template_that_renders_other_tokens_is_refused(
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = config["chat_template"].replace("<|user|>", "<|user|> ")
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    refused(new_request, folder, evaluation_path, "the exported chat template renders")
+    check_refused(new_request, folder, evaluation_path, "the exported chat template renders")
 
 
 def test_weights_that_are_not_numbers_are_refused(
@@ -99,7 +99,7 @@ def test_weights_that_are_not_numbers_are_refused(
     with torch.no_grad():
         model.get_parameter("model.norm.weight")[0] = float("nan")
     save_model(model, tmp_path / "model", tokenizer_from=base_path)
-    refused(new_request, tmp_path / "model", evaluation_path, "log-probabilities differ by nan")
+    check_refused(new_request, tmp_path / "model", evaluation_path, "log-probabilities differ by nan")
 
 
 def test_a_model_that_transformers_reads_differently_is_refused(
@@ -115,4 +115,4 @@ def test_a_model_that_transformers_reads_differently_is_refused(
             return transformers.Qwen3ForCausalLM(transformers.AutoConfig.from_pretrained(folder))
 
     monkeypatch.setattr(transformers, "AutoModelForCausalLM", Shifted)
-    refused(new_request, base_path, evaluation_path, "transformers reads .* differently")
+    check_refused(new_request, base_path, evaluation_path, "transformers reads .* differently")
